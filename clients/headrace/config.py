@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
-from headrace.accounts import USER_VARIABLE, Account
+from headrace.accounts import TOKEN_FILE_VARIABLE, USER_VARIABLE, Account
 from headrace.errors import ConfigurationError
 from headrace.values import plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
@@ -18,7 +18,7 @@ from headrace_protocol.drivers.files import NotPrivate, read_private, replace_fi
 from headrace_protocol.tls.settings import ClientTls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 NAMESERVER_VARIABLE = "HEADRACE_NAMESERVER"
 NAMESERVER_DEFAULT = "127.0.0.1:9876"
@@ -32,7 +32,7 @@ _SUFFIXES = {
     "server_name": "SERVER_NAME",
 }
 _WORDS = {"": None, "1": True, "true": True, "0": False, "false": False}
-ACCOUNT_KEYS = ("user", "password", "password_file")
+ACCOUNT_KEYS = ("user", "password", "password_file", "token_file")
 _CONTEXT_KEYS = {"nameserver", "tls", "auth"}
 _KNOWN_KEYS = _CONTEXT_KEYS | {"context", "contexts"}
 
@@ -45,6 +45,9 @@ class ConnectOptions(TypedDict, total=False):
     server_name: the name that certificates must have, in place of the host of each address.
     user: as whom the client logs in; "" for nobody, whatever the environment says.
     password: the user's; that of HEADRACE_PASSWORD_FILE or HEADRACE_PASSWORD if left out.
+    token: in place of user and password, a token of an OpenID provider that names the user; or a
+        function that returns one, called in a thread for each log-in.
+    token_file: file with the token, of mode 0600, read for each log-in.
     """
 
     tls: bool | None
@@ -55,6 +58,8 @@ class ConnectOptions(TypedDict, total=False):
     server_name: str | None
     user: str | None
     password: str | None
+    token: str | Callable[[], str] | None
+    token_file: str | os.PathLike[str] | None
 
 
 def check_limits(minimum: float = 1, **limits: float | None) -> None:
@@ -109,7 +114,7 @@ class Cluster:
         Raises ConfigurationError.
         """
         tls = {"tls": False} if self.tls is None else {"tls": True, **self.tls._asdict()}
-        user = {"user": ""} if self.account is None else self.account.credentials()._asdict()
+        user = {"user": ""} if self.account is None else self.account.arguments()
         return {"nameserver": self.nameserver, **tls, **user}
 
 
@@ -181,15 +186,15 @@ def _account(value: object, source: str) -> Account | None:
     """The user of a cluster."""
     if value is None:
         return None
-    if not isinstance(value, dict) or "user" not in value:
-        raise ConfigurationError(f"{source} is no table with a user")
+    if not isinstance(value, dict) or ("user" in value) == ("token_file" in value):
+        raise ConfigurationError(f"{source} is no table with either a user or a token_file")
     texts = _texts(value, ACCOUNT_KEYS, source)
     if "password" in value:
         try:
             read_private(config_file())
         except (OSError, NotPrivate) as error:
             raise ConfigurationError(f"{source}: {error}") from None
-    return Account(texts["user"], texts.get("password"), texts.get("password_file"))
+    return Account(**texts)
 
 
 def _tls(value: object, source: str) -> ClientTls | None:
@@ -226,7 +231,7 @@ def _lines(cluster: Cluster, prefix: str) -> list[str]:
         if table is not None:
             lines.append(f"\n[{prefix}{name}]\n")
             values = table._asdict().items()
-            lines += [f"{key} = {_quoted(value)}\n" for key, value in values if value is not None]
+            lines += [f"{key} = {_quoted(value)}\n" for key, value in values if value]
     return lines
 
 
@@ -278,16 +283,35 @@ def resolve_tls(options: ConnectOptions, nameserver: object = None) -> ClientTls
 def resolve_account(options: ConnectOptions, nameserver: object = None) -> Account | None:
     """The user of a client's connections; None for nobody.
 
-    options, nameserver: as of ``resolve_tls``, in place of which HEADRACE_USER applies, then the
-    context in use, and the table ``auth`` of ~/.config/headrace.toml. Raises ConfigurationError.
+    options, nameserver: as of ``resolve_tls``, in place of which HEADRACE_USER applies, or
+    HEADRACE_TOKEN_FILE, then the context in use, and the table ``auth`` of
+    ~/.config/headrace.toml. Raises ConfigurationError.
     """
     user, password = options.get("user"), options.get("password")
-    if user is None:
-        if password is not None:
-            raise ConfigurationError("password is given without user: give both")
-        user = os.environ.get(USER_VARIABLE)
-        return Account(user) if user else _used(nameserver).account
-    return Account(user, password) if user else None
+    token, file = options.get("token"), options.get("token_file")
+    ways = [each for each in (user, token, file) if each is not None]
+    if not ways and password is None:
+        return _environment_account() or _used(nameserver).account
+    if len(ways) != 1 or (password is not None and user is None):
+        raise ConfigurationError(
+            "give a user with the password, or else one of token and token_file, which name the "
+            "user themselves"
+        )
+    if user == "":
+        return None
+    return Account(user or "", password, None, None if file is None else os.fspath(file), token)
+
+
+def _environment_account() -> Account | None:
+    """The user of the environment. Raises ConfigurationError."""
+    user, file = os.environ.get(USER_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    if user and file:
+        raise ConfigurationError(
+            f"{USER_VARIABLE} and {TOKEN_FILE_VARIABLE} are set: a token names its user; unset one"
+        )
+    if file:
+        return Account(token_file=file)
+    return Account(user) if user else None
 
 
 def _used(nameserver: object) -> Cluster:

@@ -64,7 +64,7 @@ class Embedded(NamedTuple):
     def options(self, **options: Any) -> dict[str, Any]:
         """Arguments with which a client connects, in addition to ``options``."""
         found = {"nameserver": self.nameserver, "connect": self.connect, **options}
-        if self.passwords and "password" not in found:
+        if self.passwords and not found.keys() & {"password", "token", "token_file"}:
             user = found.setdefault("user", _ROOT)
             found["password"] = self.passwords[user] if user else None
         return found

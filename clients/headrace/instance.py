@@ -31,6 +31,7 @@ from headrace.errors import (
     WrongEventLoop,
     WrongServer,
 )
+from headrace.log_ins import LogIns
 from headrace.loops import current_loop
 from headrace.outages import ClientOutages
 from headrace.route import TopicRoute
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.frame import Buffer
-    from headrace_protocol.rights.credentials import Credentials
 
 _log = logging.getLogger("headrace.client")
 
@@ -99,18 +99,6 @@ def _connector(options: ConnectOptions, nameserver: object) -> Connect:
         raise ConfigurationError(str(error)) from error
 
 
-async def _log_in(connection: AsyncConnection, credentials: Credentials) -> None:
-    """Log a connection in, or close it. Raises as ``log_in``."""
-    from headrace_protocol.drivers.login import log_in
-
-    try:
-        await log_in(connection, credentials)
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await connection.close()
-        raise
-
-
 class ClientInstance:
     """Connections to nameservers and brokers, shared by the parts of one client.
 
@@ -142,7 +130,7 @@ class ClientInstance:
         self.handlers: dict[int, RequestHandler] = {}
         self.connect = connect or _connector(how or {}, nameserver)
         account = resolve_account(how or {}, nameserver)
-        self._credentials = None if account is None else account.credentials()
+        self._log_ins = None if account is None else LogIns(account, self.outages)
         self._connections: dict[str, AsyncConnection] = {}
         self._opened_at: dict[str, float] = {}
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
@@ -242,8 +230,10 @@ class ClientInstance:
             # The end of the event loop has cancelled the group, before the block is left.
             await connection.close()
             raise ClientClosed("the client") from None
-        if self._credentials is not None:
-            await _log_in(connection, self._credentials)
+        if self._log_ins is not None:
+            lifetime_s = await self._log_ins.log_in(connection)
+            if lifetime_s is not None:
+                self._tasks.start_soon(self._log_ins.stay, connection, lifetime_s)
         self._connections[address] = connection
         self._opened_at[address] = anyio.current_time()
         if address not in self.nameservers:

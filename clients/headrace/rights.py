@@ -25,13 +25,15 @@ class ClusterUser(msgspec.Struct, frozen=True, order=True):
     """A user as a daemon knows it.
 
     is_super: it may do everything. is_enabled: it may log in. signs: it may also sign requests, as
-    Apache RocketMQ's clients do; if not, it can only log in.
+    Apache RocketMQ's clients do; if not, it can only log in. has_password: if not, it can only log
+    in with a token or a certificate.
     """
 
     name: str
     is_super: bool = False
     is_enabled: bool = True
     signs: bool = True
+    has_password: bool = True
 
 
 class Rule(msgspec.Struct, frozen=True, order=True):

@@ -32,10 +32,9 @@ def account(folder: Path, name: str = ROOT) -> Account:
 
 def credentials(folder: Path, name: str) -> Credentials:
     """A Super user of the folder, with a random password if it is new."""
-    found = account(folder, name)
     if not (folder / f"{name}.password").exists():
         replace_file(folder / f"{name}.password", f"{new_password()}\n".encode())
-    return found.credentials()
+    return account(folder, name).credentials()
 
 
 def new_password() -> str:

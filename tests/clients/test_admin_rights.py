@@ -268,8 +268,8 @@ def test_lists_say_where_daemons_differ(keepers: Keepers) -> None:
     keepers.answer(RequestCode.AUTH_LIST_USER, users(ALICE))
     keepers.answer(RequestCode.AUTH_LIST_ACL, rules("alice", PUB))
     assert succeed("acl", "user", "list").stdout.splitlines() == [
-        "user\tkind\tenabled\tsigns",
-        "alice\tNormal\tyes\tyes",
+        "user\tkind\tenabled\tsigns\tpassword",
+        "alice\tNormal\tyes\tyes\tyes",
     ]
     assert succeed("acl", "rule", "list").rows() == [
         ["alice", "Topic:orders", "Pub", "Allow", "-", "Custom"]
@@ -281,6 +281,7 @@ def test_lists_say_where_daemons_differ(keepers: Keepers) -> None:
         "kind": "Super",
         "enabled": False,
         "signs": False,
+        "password": True,
         "only_at": ["b:0"],
     }
     assert succeed("acl", "rule", "list", "alice").rows() == [
@@ -288,6 +289,22 @@ def test_lists_say_where_daemons_differ(keepers: Keepers) -> None:
         ["alice", "Topic:orders", "Sub", "Deny", "10.0.0.0/8", "Custom", "b:0"],
     ]
     assert succeed("acl", "rule", "list", "bob").stderr == "user bob has no rules\n"
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_user_is_made_without_a_password_or_loses_it(keepers: Keepers) -> None:
+    succeed("acl", "user", "create", "reports", "--no-password")
+    _, body = keepers.asked(RequestCode.AUTH_CREATE_USER)[0]
+    assert body == (
+        b'{"noPassword":true,"userStatus":"enable","userType":"Normal","username":"reports"}'
+    )
+    succeed("acl", "user", "update", "reports", "--no-password")
+    _, body = keepers.asked(RequestCode.AUTH_UPDATE_USER)[0]
+    assert body == b'{"noPassword":true,"username":"reports"}'
+    for words in (("create", "--password-file", "pw"), ("update", "--password")):
+        assert "give one of them" in fail(
+            2, "acl", "user", words[0], "a", *words[1:], "--no-password"
+        )
 
 
 @pytest.mark.usefixtures("environment")

@@ -52,6 +52,20 @@ def test_a_context_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "has no context one" in fail(3, "context", "remove", "one")
 
 
+def test_a_context_has_a_token_in_place_of_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file = tmp_path / "token"
+    add = ("context", "add", "one", "127.0.0.1:1", "--token-file", str(file))
+    assert "No such file" in fail(2, *add)
+    file.touch(0o600)
+    file.write_text("hidden")
+    assert "leave out --user" in fail(2, *add, "--user", "alice")
+    succeed(*add)
+    assert succeed("context", "list", "--json").json()[0]["user"] == f"of the token in {file}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [

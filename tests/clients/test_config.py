@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -23,6 +23,7 @@ from headrace.config import (
     resolve_tls,
 )
 from headrace.errors import ConfigurationError, NameserverUnavailable
+from headrace_protocol.rights.credentials import Token
 from headrace_protocol.tls.settings import ClientTls
 
 
@@ -305,9 +306,13 @@ def test_a_password_in_the_config_file_needs_a_private_file(config: Callable[...
 @pytest.mark.parametrize(
     ("options", "file", "reason"),
     [
-        ({"password": "pw"}, "", "password is given without user"),
-        ({}, "auth = 3", "auth is no table with a user"),
-        ({}, "[auth]\npassword_file = 'x'", "auth is no table with a user"),
+        ({"password": "pw"}, "", "give a user with the password"),
+        ({"user": "a", "token": "t"}, "", "give a user with the password"),
+        ({"token": "t", "token_file": "t"}, "", "give a user with the password"),
+        ({"token": "t", "password": "pw"}, "", "give a user with the password"),
+        ({}, "[auth]\nuser = 'a'\ntoken_file = 'x'", "auth is no table with either"),
+        ({}, "auth = 3", "auth is no table with either a user or a token_file"),
+        ({}, "[auth]\npassword_file = 'x'", "auth is no table with either a user or a token_file"),
         ({}, "[auth]\nuser = 'a'\nsecret = 'x'", "auth: unknown key 'secret'"),
         ({}, "[auth]\nuser = 1", "auth: user = 1 is no text"),
     ],
@@ -318,6 +323,45 @@ def test_wrong_settings_of_users_are_named(
     config(file)
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         resolve_account(options)
+
+
+def test_a_token_is_that_of_the_argument_the_environment_or_the_file(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config('[auth]\ntoken_file = "filed"')
+    assert resolve_account({}) == Account(token_file="filed")
+    Settings.load().save()
+    assert Settings.load().used.account == Account(token_file="filed")
+    assert Settings.load().used.arguments()["token_file"] == "filed"
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", "environment")
+    assert resolve_account({}) == Account(token_file="environment")
+    assert resolve_account({"token_file": tmp_path}) == Account(token_file=str(tmp_path))
+    assert resolve_account({"token": "text"}) == Account(token="text")
+    assert resolve_account({"user": "a"}) == Account("a")
+    assert resolve_account({"user": ""}) is None
+    monkeypatch.setenv("HEADRACE_USER", "a")
+    with pytest.raises(ConfigurationError, match="unset one"):
+        resolve_account({})
+
+
+def test_a_token_is_found_anew_and_not_shown(tmp_path: Path) -> None:
+    path = Path(private(tmp_path / "token", "hidden\n"))
+    account = Account(token_file=str(path))
+    assert account.find() == Token("hidden")
+    path.write_text("next")
+    assert account.find() == Token("next")
+    path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match=r"token file .* chmod 600"):
+        account.find()
+    tokens = iter(["one", "two"])
+    asked = Account(token=lambda: next(tokens))
+    assert [asked.find(), asked.find()] == [Token("one"), Token("two")]
+    with pytest.raises(ConfigurationError, match="the function token raised StopIteration"):
+        asked.find()
+    with pytest.raises(ConfigurationError, match="a int, where a text belongs"):
+        Account(token=cast("Any", 3)).find()
+    assert "hidden" not in repr(Account(token="hidden"))
+    assert str(path) in repr(account)
 
 
 def test_the_user_survives_a_save_of_the_file(config: Callable[..., Any]) -> None:

@@ -62,6 +62,16 @@ def test_options_name_the_user_and_a_file(tmp_path: Path) -> None:
         read_options(TOPIC | {"passwordFile": file})
 
 
+def test_a_token_is_in_a_file(tmp_path: Path) -> None:
+    file = str(tmp_path / "token")
+    assert read_options(TOPIC | {"tokenFile": file}).dial.account == Account(token_file=file)
+    with pytest.raises(OptionError, match="give a user with the password"):
+        write_options(ALICE | {"tokenFile": file})
+    with pytest.raises(OptionError, match="or tokenFile") as caught:
+        read_options(TOPIC | {"token": "hidden"})
+    assert "hidden" not in str(caught.value)
+
+
 def test_the_user_of_the_environment_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_USER", "bob")
     assert read_options(TOPIC).dial.account == Account("bob")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from headrace_protocol.drivers.address import local_ip
 from tests.conformance.peer import free_ports
 from tests.support.documents import ROOT
+from tests.support.tokens import ec_key, public, token, write_keys
 from tests.support.until import wait_until
 
 pytestmark = pytest.mark.slow
@@ -53,6 +56,18 @@ def steps(section: str) -> Iterator[Step]:
     yield Step(command, output)
 
 
+def _write_curl(folder: Path) -> None:
+    """What stands in for the provider of tokens."""
+    write_keys(folder / "provider.json", public(ec_key(), "k"))
+    exp = time.time() + 3600
+    answer = {"access_token": token(sub="reports", iss="https://login.example.org", exp=exp)}
+    (folder / "answer").write_text(json.dumps(answer))
+    curl = folder / "curl"
+    cases = f"*/token) cat {folder}/answer;; *) cat {folder}/provider.json;;"
+    curl.write_text(f"#!/bin/sh\ncase $2 in {cases} esac\n")
+    curl.chmod(0o700)
+
+
 class Shell:
     """A shell of a user whose files are in the folder."""
 
@@ -60,6 +75,7 @@ class Shell:
         self._folder = folder
         port = free_ports(4)
         self._ports = {"9876": str(port), "10911": str(port + 3)}
+        _write_curl(folder)
         self._process = subprocess.Popen(
             ["bash"],
             cwd=folder,
@@ -70,7 +86,7 @@ class Shell:
             env={
                 "XDG_CONFIG_HOME": str(folder),
                 "HOME": str(folder),
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             },
         )
         assert self._process.stdin is not None
@@ -154,10 +170,20 @@ def test_one_trusted_network(shell: Shell) -> None:
         shell.follow(step)
 
 
+def settings_of(*sections: str) -> Iterator[Step]:
+    """The steps of sections up to the start of daemons."""
+    for section in sections:
+        for step in steps(section):
+            if step.command.startswith("headrace nameserver"):
+                break
+            yield step
+
+
 def test_the_open_internet(shell: Shell) -> None:
-    for step in steps("One trusted network"):
-        if step.command.startswith("headrace nameserver"):
-            break
+    for step in (*settings_of("One trusted network"), *steps("The open internet")):
         shell.follow(step)
-    for step in steps("The open internet"):
+
+
+def test_tokens(shell: Shell) -> None:
+    for step in (*settings_of("One trusted network", "The open internet"), *steps("Tokens")):
         shell.follow(step)

@@ -70,7 +70,7 @@ class RightsAdmin(BrokerRequests):
     async def create_user(
         self,
         name: str,
-        password: str,
+        password: str | None,
         *,
         is_super: bool = False,
         is_enabled: bool = True,
@@ -78,6 +78,7 @@ class RightsAdmin(BrokerRequests):
     ) -> list[str]:
         """Create a user without rules. Returns the daemons that were skipped.
 
+        password: None for a user whom only a token or a certificate proves.
         signs: keep the password, so that Apache RocketMQ's clients can sign with it. If not, the
         daemons keep a proof of it alone, and the user can only log in, with headrace's clients.
         Raises UserExists.
@@ -88,6 +89,7 @@ class RightsAdmin(BrokerRequests):
             user_type=_kind(is_super).value,
             user_status=_status(is_enabled).value,
             signatures=None if signs else False,
+            no_password=True if password is None else None,
         )
         return await self._change_user(RequestCode.AUTH_CREATE_USER, info, "created")
 
@@ -96,15 +98,20 @@ class RightsAdmin(BrokerRequests):
         name: str,
         *,
         password: str | None = None,
+        no_password: bool = False,
         is_super: bool | None = None,
         is_enabled: bool | None = None,
     ) -> list[str]:
-        """Change what is given of a user. Returns as ``create_user``. Raises UserNotFound."""
-        if password is None and is_super is None and is_enabled is None:
+        """Change what is given of a user. Returns as ``create_user``. Raises UserNotFound.
+
+        no_password: take the password away, so that only a token or a certificate proves the user.
+        """
+        if not no_password and password is None and is_super is None and is_enabled is None:
             raise ConfigurationError(f"nothing of user {name} to change is given")
         info = UserInfo(
             username=name,
             password=password,
+            no_password=True if no_password else None,
             user_type=None if is_super is None else _kind(is_super).value,
             user_status=None if is_enabled is None else _status(is_enabled).value,
         )
@@ -286,6 +293,7 @@ def _user(info: UserInfo) -> ClusterUser:
         info.user_type == UserKind.SUPER.value,
         info.user_status != UserStatus.DISABLE.value,
         info.signatures is not False,
+        not info.no_password,
     )
 
 

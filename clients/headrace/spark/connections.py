@@ -46,8 +46,8 @@ class Dial(NamedTuple):
 
     def connect(self, address: str) -> BlockingConnection:
         """A new connection. Raises as ``BlockingConnection.connect``, and ConfigurationError."""
-        credentials = None if self.account is None else self.account.credentials()
-        return BlockingConnection.connect(address, with_password(self.tls), credentials)
+        proof = None if self.account is None else self.account.find()
+        return BlockingConnection.connect(address, with_password(self.tls), proof)
 
 
 PLAIN: Final = Dial()
@@ -74,6 +74,9 @@ class Connections:
 
     def open(self, address: str) -> BlockingConnection:
         """The open connection to an address, or a new one. Raises as ``Dial.connect``."""
+        known = self._connections.get(address)
+        if known is not None and known.is_log_in_due:
+            self._connections.pop(address).close()
         if address not in self._connections:
             self._connections[address] = self.dial.connect(address)
         return self._connections[address]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.accounts import Account
 from headrace.config import resolve_account, resolve_nameservers, resolve_tls
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.names import check_group, check_topic
@@ -27,6 +26,7 @@ from headrace_protocol.system_topics import READER_GROUP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from headrace.accounts import Account
     from headrace.config import ConnectOptions
     from headrace_protocol.tls.settings import ClientTls
 
@@ -42,7 +42,7 @@ _TLS_OPTIONS = {
     "keyFile": "key_file",
     "serverName": "server_name",
 }
-DIAL_OPTIONS = (*_TLS_OPTIONS, "user", "passwordFile")
+DIAL_OPTIONS = (*_TLS_OPTIONS, "user", "passwordFile", "tokenFile")
 _LIMITS = ("maxRows", "maxBytes", "maxSeconds")
 _READ_OPTIONS = (
     "nameserver",
@@ -64,7 +64,7 @@ _READ_OPTIONS = (
 # Before the names of obstore's settings, such as ``tier.access_key_id``.
 _TIER_PREFIX = "tier."
 # Common names of options for credentials, which would be seen in plans and logs.
-_SECURITY = frozenset(("accesskey", "secretkey", "securitytoken", "username", "password"))
+_SECURITY = frozenset(("accesskey", "secretkey", "securitytoken", "username", "password", "token"))
 # Spark adds these when it creates a table.
 _OF_CREATE_TABLE = frozenset(("owner", "provider"))
 _TABLE_NOTE = (
@@ -167,7 +167,9 @@ class Options:
         by_lower = {name.lower(): name for name in known}
         for name, value in options.items():
             if name.lower() in _SECURITY:
-                raise OptionError(name, None, "use user and passwordFile: plans show options")
+                raise OptionError(
+                    name, None, "use user and passwordFile, or tokenFile: plans show options"
+                )
             if name.lower() not in by_lower:
                 raise _unknown(name, value, by_lower)
         self._values = {name.lower(): value for name, value in options.items()}
@@ -305,14 +307,14 @@ def _account(options: Options) -> Account | None:
     user, file = options.text("user"), options.text("passwordFile")
     if user is None and file is not None:
         raise OptionError("passwordFile", file, "takes effect only with option user")
-    arguments = cast("ConnectOptions", {"user": user})
+    arguments = cast("ConnectOptions", {"user": user, "token_file": options.text("tokenFile")})
     try:
         found = resolve_account(arguments, options.text("nameserver"))
     except ConfigurationError as error:
         raise OptionError("user", user, str(error)) from error
     if found is None:
         return None
-    return Account(found.user, password_file=file or found.password_file)
+    return found._replace(password=None, password_file=file or found.password_file)
 
 
 def _tls(options: Options) -> ClientTls | None:

@@ -17,6 +17,11 @@ from headrace.errors import ConfigurationError
 if TYPE_CHECKING:
     from headrace.rights import ClusterUser
 
+_no_password = click.option(
+    "--no-password",
+    is_flag=True,
+    help="Leave the user without one: only a token or a certificate proves it.",
+)
 _name = click.argument("name", metavar="USER")
 
 
@@ -30,6 +35,7 @@ def command() -> None:
     "headrace acl user create alice",
     "headrace acl user create root --super --password-file root.password",
     "pwgen 24 1 | headrace acl user create alice --no-signatures",
+    "headrace acl user create reports --no-password",
 )
 @_name
 @click.option("--super", "is_super", is_flag=True, help="Let the user do everything.")
@@ -38,6 +44,7 @@ def command() -> None:
     is_flag=True,
     help="Keep no password, only a proof of it: no use with Apache RocketMQ's clients.",
 )
+@_no_password
 @password_file
 @options.nameserver
 def create(
@@ -47,9 +54,12 @@ def create(
     *,
     is_super: bool,
     no_signatures: bool,
+    no_password: bool,
 ) -> None:
     """Create a user, without rights until rules are added."""
-    password = read_password(name, password_file)
+    if no_password and password_file:
+        raise ConfigurationError("--no-password, but --password-file has one: give one of them")
+    password = None if no_password else read_password(name, password_file)
     print_skipped(
         run_admin(
             lambda admin: admin.create_user(
@@ -65,9 +75,11 @@ def create(
     "headrace acl user update alice --password",
     "headrace acl user update alice --disable",
     "headrace acl user update alice --super",
+    "headrace acl user update alice --no-password",
 )
 @_name
 @click.option("--password", "asks", is_flag=True, help="Ask for a new password.")
+@_no_password
 @password_file
 @click.option("--enable/--disable", "is_enabled", default=None, help="Let the user log in, or not.")
 @click.option("--super/--normal", "is_super", default=None, help="Kind of the user.")
@@ -78,17 +90,25 @@ def update(
     nameserver: str | None,
     *,
     asks: bool,
+    no_password: bool,
     is_enabled: bool | None,
     is_super: bool | None,
 ) -> None:
     """Change a user's password, kind or status; a change counts from the next request on."""
-    if asks and password_file:
-        raise ConfigurationError("--password asks for it, and --password-file has it: give one")
+    if [asks, no_password, bool(password_file)].count(True) > 1:
+        raise ConfigurationError(
+            "--password asks for one, --password-file has one, --no-password takes it away: give "
+            "one of them"
+        )
     password = read_password(name, password_file) if asks or password_file else None
     print_skipped(
         run_admin(
             lambda admin: admin.update_user(
-                name, password=password, is_super=is_super, is_enabled=is_enabled
+                name,
+                password=password,
+                no_password=no_password,
+                is_super=is_super,
+                is_enabled=is_enabled,
             ),
             nameserver,
         )
@@ -125,4 +145,5 @@ def _row(user: ClusterUser) -> dict[str, object]:
         "kind": "Super" if user.is_super else "Normal",
         "enabled": user.is_enabled,
         "signs": user.signs,
+        "password": user.has_password,
     }

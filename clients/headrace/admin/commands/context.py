@@ -32,6 +32,7 @@ def command() -> None:
     "headrace context add staging 'ns-1:9876;ns-2:9876'",
     "headrace context add production ns.example.org:9876 --ca-file ca.pem",
     "headrace context add production ns.example.org:9876 --user alice --password-file alice.pw",
+    "headrace context add production ns.example.org:9876 --ca-file ca.pem --token-file /run/token",
 )
 @click.argument("name", metavar="NAME")
 @click.argument("nameserver", metavar="HOST:PORT[;...]")
@@ -56,14 +57,18 @@ def command() -> None:
     metavar="FILE",
     help="File with the password, of mode 0600. Default: HEADRACE_PASSWORD_FILE.",
 )
+@click.option(
+    "--token-file",
+    type=_FILE,
+    metavar="FILE",
+    help="File with a token to log in by, of mode 0600, in place of a user; read for each log-in.",
+)
 def add(
     name: str,
     nameserver: str,
     *,
     tls: bool,
-    user: str | None,
-    password_file: str | None,
-    **files: str | None,
+    **texts: str | None,
 ) -> None:
     """Name a cluster by its nameservers, or change them."""
     if not _NAME.fullmatch(name):
@@ -71,22 +76,29 @@ def add(
             f"{name!r} is not a name for a context: use letters, digits, '.', '_' and '-'"
         )
     addresses = ";".join(resolve_nameservers(nameserver))
+    account = _account(*map(texts.pop, ("user", "password_file", "token_file")))
     settings = Settings.load()
-    given = {key: value for key, value in files.items() if value is not None}
+    given = {key: value for key, value in texts.items() if value is not None}
     settings.contexts[name] = Cluster(
-        addresses, ClientTls(**given) if tls or given else None, _account(user, password_file)
+        addresses, ClientTls(**given) if tls or given else None, account
     )
     settings.save()
 
 
-def _account(user: str | None, password_file: str | None) -> Account | None:
+def _account(user: str | None, password_file: str | None, token_file: str | None) -> Account | None:
+    if token_file is not None:
+        if user is not None or password_file is not None:
+            raise ConfigurationError("--token-file: a token names its user; leave out --user")
+        account = Account(token_file=token_file)
+        account.find()
+        return account
     if user is None:
         if password_file is not None:
             raise ConfigurationError("--password-file needs --user NAME")
         return None
     account = Account(user, password_file=password_file)
     if password_file is not None:
-        account.credentials()
+        account.find()
     return account
 
 
@@ -128,7 +140,7 @@ def list_contexts(*, as_json: bool) -> None:
             "in_use": name == settings.context,
             "nameserver": cluster.nameserver,
             "tls": cluster.tls is not None,
-            "user": cluster.account.user if cluster.account else None,
+            "user": cluster.account.shown if cluster.account else None,
         }
         for name, cluster in sorted(settings.contexts.items())
     ]
