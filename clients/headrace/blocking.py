@@ -310,22 +310,22 @@ class Consumer(Blocking[AsyncConsumer]):
 
 
 class _BlockingLeases:
-    """Settles messages by calls that block; what they return needs no await."""
+    """Settles messages by calls that block."""
 
     def __init__(self, leases: Leases, client: SimpleConsumer) -> None:
         self._leases = leases
         self._client = client
 
-    def ack(self, message: PoppedMessage) -> Any:
+    def ack(self, message: PoppedMessage) -> _Done:
         return self._done(self._leases.ack, message)
 
-    def extend(self, message: PoppedMessage, seconds: float) -> Any:
+    def extend(self, message: PoppedMessage, seconds: float) -> _Done:
         return self._done(self._leases.extend, message, seconds)
 
-    def retry(self, message: PoppedMessage, after: float | None) -> Any:
+    def retry(self, message: PoppedMessage, after: float | None) -> _Done:
         return self._done(self._leases.retry, message, after)
 
-    def reject(self, message: PoppedMessage) -> Any:
+    def reject(self, message: PoppedMessage) -> _Done:
         return self._done(self._leases.reject, message)
 
     def _done(

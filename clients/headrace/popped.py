@@ -9,25 +9,25 @@ from headrace.received import BODY_LIMITS, BodyLimits, ReceivedMessage
 from headrace_protocol.pop.handle import Handle  # noqa: TC001 - msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
 
 
 class Leases(Protocol):
     """Settles messages that are out; a blocking one has done so when it returns."""
 
-    def ack(self, message: PoppedMessage) -> Coroutine[Any, Any, None]:
+    def ack(self, message: PoppedMessage) -> Awaitable[None]:
         """See ``PoppedMessage.ack``."""
         ...
 
-    def extend(self, message: PoppedMessage, seconds: float) -> Coroutine[Any, Any, None]:
+    def extend(self, message: PoppedMessage, seconds: float) -> Awaitable[None]:
         """See ``PoppedMessage.extend``."""
         ...
 
-    def retry(self, message: PoppedMessage, after: float | None) -> Coroutine[Any, Any, None]:
+    def retry(self, message: PoppedMessage, after: float | None) -> Awaitable[None]:
         """See ``PoppedMessage.retry``."""
         ...
 
-    def reject(self, message: PoppedMessage) -> Coroutine[Any, Any, None]:
+    def reject(self, message: PoppedMessage) -> Awaitable[None]:
         """See ``PoppedMessage.reject``."""
         ...
 
@@ -58,7 +58,7 @@ class PoppedMessage(ReceivedMessage):
         """A body that is larger is not decompressed."""
         return self._limits
 
-    def ack(self) -> Coroutine[Any, Any, None]:
+    def ack(self) -> Awaitable[None]:
         """Tell the broker that the message is processed; await it, unless blocking.
 
         Acks that are under way at the same time share requests. Acknowledging twice does no harm.
@@ -67,14 +67,14 @@ class PoppedMessage(ReceivedMessage):
         """
         return self._held_by().ack(self)
 
-    def extend(self, seconds: float) -> Coroutine[Any, Any, None]:
+    def extend(self, seconds: float) -> Awaitable[None]:
         """Keep the message for this time from now on; await it, unless blocking.
 
         seconds: more than 0, at most 43,200.
         """
         return self._held_by().extend(self, seconds)
 
-    def retry(self, *, after: float | None = None) -> Coroutine[Any, Any, None]:
+    def retry(self, *, after: float | None = None) -> Awaitable[None]:
         """Have the message delivered to its group again; await it, unless blocking.
 
         after: seconds, more than 0, at most 43,200; by default 10 s after the first delivery,
@@ -84,7 +84,7 @@ class PoppedMessage(ReceivedMessage):
         """
         return self._held_by().retry(self, after)
 
-    def reject(self) -> Coroutine[Any, Any, None]:
+    def reject(self) -> Awaitable[None]:
         """Store the message in its group's dead letters; await it, unless blocking."""
         return self._held_by().reject(self)
 

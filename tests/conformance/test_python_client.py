@@ -319,7 +319,7 @@ async def take_out_and_settle(nameserver: str, topic: str) -> None:
         await consumer.ack(found[:15])
         async with anyio.create_task_group() as tasks:
             for message in found[15:17]:
-                tasks.start_soon(message.ack)
+                tasks.start_soon(consumer.ack, [message])
         await found[17].extend(60)
         await found[17].ack()
         await found[18].reject()

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.consumer.leases import MemberLeases
-    from headrace.consumer.pops import Popped
+    from headrace.consumer.pops import PopMember, Popped
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
     from headrace.popped import Leases, PoppedMessage
-    from headrace.received import BodyLimits
 
 # Of the answers to the last POPs, once the wait of a call is over.
 _GRACE_S = 1.0
@@ -91,20 +90,15 @@ class Polls:
     def __init__(
         self,
         instance: ClientInstance,
-        group: str,
+        member: PopMember,
         subscriptions: Sequence[Subscription],
         leases: MemberLeases,
-        *,
-        is_latest: bool,
-        body_limits: BodyLimits,
     ) -> None:
         self.given: Leases = leases
         self._instance = instance
-        self._group = group
+        self._member = member
         self._subscriptions = subscriptions
         self._leases = leases
-        self._is_latest = is_latest
-        self._body_limits = body_limits
         self._tasks: TaskGroup | None = None
         self._polled: set[_Place] = set()
         self._kept: list[_Kept] = []
@@ -223,14 +217,12 @@ class Polls:
         topic, instance = subscription.topic, self._instance
         calls, now = self._calls, anyio.current_time()
         pop = Pop(
-            self._group,
+            self._member,
             subscription,
             broker_name,
             sum(call.count for call in calls),
             max(0, round(1000 * (max(call.until for call in calls) - now))),
             calls[0].invisible_ms,
-            self._is_latest,
-            self._body_limits,
         )
         try:
             address = await instance.broker_address(topic, broker_name)

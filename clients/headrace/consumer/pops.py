@@ -43,22 +43,30 @@ _EMPTY = (
 )
 
 
+class PopMember(NamedTuple):
+    """A member that takes messages out.
+
+    is_latest: whether a group that is new to a broker starts behind its newest message.
+    """
+
+    group: str
+    is_latest: bool = False
+    body_limits: BodyLimits = BODY_LIMITS
+
+
 class Pop(NamedTuple):
     """Parameters of a POP of one topic at one broker.
 
     messages_max: a broker returns at most POP_MESSAGES_MAX. wait_ms: how long it may wait for the
-    first message. invisible_ms: how long the messages are out. is_latest: whether a group that is
-    new starts behind the newest message.
+    first message. invisible_ms: how long the messages are out.
     """
 
-    group: str
+    member: PopMember
     subscription: Subscription
     broker_name: str
     messages_max: int
     wait_ms: int
     invisible_ms: int
-    is_latest: bool = False
-    body_limits: BodyLimits = BODY_LIMITS
 
     def header(self) -> PopMessageHeader:
         """The header of the request."""
@@ -66,12 +74,12 @@ class Pop(NamedTuple):
             topic=self.subscription.topic,
             queue_id=ANY_QUEUE,
             bname=self.broker_name,
-            consumer_group=self.group,
+            consumer_group=self.member.group,
             max_msg_nums=min(self.messages_max, POP_MESSAGES_MAX),
             invisible_time=self.invisible_ms,
             poll_time=self.wait_ms,
             born_time=now_ms(),
-            init_mode=INIT_MAX if self.is_latest else INIT_MIN,
+            init_mode=INIT_MAX if self.member.is_latest else INIT_MIN,
             exp_type=_TAG,
             exp=self.subscription.expression,
             order=False,
@@ -105,13 +113,13 @@ class Pop(NamedTuple):
     def _message(self, record: StoredMessage, handle: Handle, leases: Leases) -> PoppedMessage:
         topic = self.subscription.topic
         queue = MessageQueue(
-            topic=handle.topic(topic, self.group),
+            topic=handle.topic(topic, self.member.group),
             broker_name=self.broker_name,
             queue_id=handle.queue_id,
         )
         offset = record.queue_offset if handle.queue_offset is None else handle.queue_offset
         return PoppedMessage(
-            queue, offset, None, None, 0, record, handle, topic, leases, self.body_limits
+            queue, offset, None, None, 0, record, handle, topic, leases, self.member.body_limits
         )
 
 
@@ -142,7 +150,7 @@ class _Handles:
 
     def _composed(self, record: StoredMessage) -> Handle:
         pop, header = self._pop, self._header
-        kind = TopicKind.of(record.topic, pop.subscription.topic, pop.group)
+        kind = TopicKind.of(record.topic, pop.subscription.topic, pop.member.group)
         queue = self._queues.get((kind, record.queue_id), _NO_QUEUE)
         if record.queue_offset not in queue.offsets:
             raise OutOfBounds(

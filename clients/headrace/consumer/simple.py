@@ -9,6 +9,7 @@ import anyio
 from headrace.config import check_count, check_limits
 from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
+from headrace.consumer.pops import PopMember
 from headrace.consumer.start import consume_from_where
 from headrace.consumer.subscription import subscriptions_of
 from headrace.errors import ConfigurationError
@@ -68,14 +69,8 @@ class SimpleConsumer(Startable):
         self._subscriptions = subscriptions_of(group, topics)
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
         self._leases = MemberLeases(self._instance, self.group)
-        self._polls = Polls(
-            self._instance,
-            self.group,
-            self._subscriptions,
-            self._leases,
-            is_latest=start == "latest",
-            body_limits=BodyLimits(body_bytes_max),
-        )
+        member = PopMember(self.group, start == "latest", BodyLimits(body_bytes_max))
+        self._polls = Polls(self._instance, member, self._subscriptions, self._leases)
 
     async def __aenter__(self) -> Self:
         self._instance.consumers = [
