@@ -67,6 +67,19 @@ class Console:
         """Stop a member."""
         self._ask("leave", client_id)
 
+    def ask(self, nameserver: str, topic: str, body: str) -> str:
+        """Send a request; returns the body of its reply."""
+        return self._ask("ask", nameserver, topic, body)
+
+    @contextlib.contextmanager
+    def replier(self, nameserver: str, group: str, topic: str) -> Iterator[None]:
+        """Reply to all messages of a topic with their bodies, after ``re: ``."""
+        self._ask("serve", nameserver, group, topic)
+        try:
+            yield
+        finally:
+            self._ask("hush", group)
+
     def compacted(self, *words: str) -> list[str]:
         """The lines that a step on a compacted topic returns; see Compacted.java."""
         return self._ask("compacted", *words).splitlines()

@@ -58,6 +58,7 @@ SCENARIOS = (
     "push_two_members",
     "query_by_key",
     "query_offsets",
+    "request_reply",
     "static_deleteTopic",
     "static_remappingStaticTopic",
     "static_resetOffsetByTime",

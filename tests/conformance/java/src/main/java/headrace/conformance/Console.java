@@ -15,7 +15,8 @@ import java.util.Map;
  * <p>A request is a line that holds a JSON array of words: {@code dump NAMESERVER TOPICS GROUPS}
  * with commas within the lists, {@code mqadmin NAMESERVER COMMAND ...}, or what Members serves:
  * {@code join ...}, {@code received CLIENT_ID}, {@code leave CLIENT_ID}, or {@code compacted ...},
- * which Compacted serves. The answer is a line that holds an object: {@code printed}, and
+ * which Compacted serves, or {@code ask ...}, {@code serve ...}, {@code hush GROUP}, which Requests
+ * serves. The answer is a line that holds an object: {@code printed}, and
  * {@code failure} where there was one.
  */
 public final class Console {
@@ -50,6 +51,9 @@ public final class Console {
             case "join" -> Members.join(words.subList(1, words.size()));
             case "received" -> Members.received(words.get(1));
             case "leave" -> Members.leave(words.get(1));
+            case "ask" -> Requests.ask(words.subList(1, words.size()));
+            case "serve" -> Requests.serve(words.subList(1, words.size()));
+            case "hush" -> Requests.hush(words.get(1));
             case "mqadmin" -> Mqadmin.run(words.get(1), words.subList(2, words.size()));
             default -> throw new IllegalArgumentException("no request: " + words);
         };

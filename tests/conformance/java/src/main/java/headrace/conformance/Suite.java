@@ -49,6 +49,7 @@ public final class Suite {
         LitePullScenarios.addTo(scenarios);
         ProducerScenarios.addTo(scenarios);
         QueryScenarios.addTo(scenarios);
+        Requests.addTo(scenarios);
         StaticScenarios.addTo(scenarios);
         if (!names.isEmpty()) {
             scenarios.keySet().retainAll(names);
