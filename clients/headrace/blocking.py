@@ -497,6 +497,7 @@ class Admin(Blocking[AsyncAdmin]):
     resume_transaction = awaited(AsyncAdmin.resume_transaction)
     query_by_key = awaited(AsyncAdmin.query_by_key)
     query_by_id = awaited(AsyncAdmin.query_by_id)
+    queued = awaited(AsyncAdmin.queued)
     message = awaited(AsyncAdmin.message)
     keepers = awaited(AsyncAdmin.keepers)
     users = awaited(AsyncAdmin.users)

@@ -384,7 +384,9 @@ class ViewMessageHeader(RequestHeader, kw_only=True, gc=False):
 class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
     """QUERY_MESSAGE (12).
 
-    before_offset: only records that begin below this physical offset; read by our brokers only.
+    last_key: where an index that the peer keeps in RocksDB resumes; file indexes ignore it.
+    before_offset: only records that begin below this physical offset. waiting: only messages to
+    the topic that wait to be delivered. Both are read by our brokers only.
     """
 
     key: str
@@ -393,14 +395,20 @@ class QueryMessageHeader(TopicHeader, kw_only=True, gc=False):
     end_timestamp: Int64
     index_type: str | None = None
     unique_key_query: bool | None = msgspec.field(name="_UNIQUE_KEY_QUERY", default=None)
+    last_key: str | None = None
     before_offset: Int64 | None = None
+    waiting: bool | None = None
 
 
 class QueryMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
-    """The extent of the index."""
+    """The extent of the index.
+
+    waits_until: times at which messages that wait are delivered, 0 if undecided, joined by commas.
+    """
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
+    waits_until: str | None = None
 
 
 class UnregisterClientHeader(RequestHeader, kw_only=True, gc=False):

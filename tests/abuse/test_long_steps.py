@@ -91,7 +91,7 @@ async def test_timers_and_recalls_of_one_second(paced: BrokerUnderTest, is_open:
             await trio.lowlevel.checkpoint()
         for number in range(10):
             slot, key = (DUE_MS - 1) // 1000, key_hash(b"%d" % number)
-            assert waiting.has(slot, b"T", key)
+            assert waiting.due_of(slot, b"T", key)
             waiting.recall(slot, b"T", key)
             await trio.lowlevel.checkpoint()
         while len(waiting.take_due(DUE_MS + 1000, 64)):

@@ -24,7 +24,7 @@ async def test_each_client_replies_to_the_other(
     ours, javas = f"ours_{number}", f"javas_{number}"
     in_thread = trio.to_thread.run_sync
     async with broker(peer, request) as nameserver:
-        async with Admin(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as admin:
+        async with Admin(nameserver=nameserver) as admin:
             for topic in (ours, javas):
                 await admin.create_topic(topic, queues=1)
         async with (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
+    from headrace_protocol.message import StoredMessage
 
 # Groups or queues between two breaks, less than a millisecond.
 _AT_ONCE = 256
@@ -32,12 +33,15 @@ class InnerConsumer(NamedTuple):
     name: for log lines, in the place of a group. next_offset: the queue offset of the oldest
     message of a queue that still waits, None for a queue that it does not read.
     carry_over: stores again what waits before a physical offset, so that its log file can go.
+    due_ms: when a record of the topic goes to its own topic, 0 if that is undecided; None if it
+    waits no more.
     """
 
     topic: str
     name: str
     next_offset: Callable[[int], int | None]
     carry_over: Callable[[int], Awaitable[None]] | None = None
+    due_ms: Callable[[StoredMessage], int | None] = lambda _message: None
 
 
 class UnconsumedOffsets:

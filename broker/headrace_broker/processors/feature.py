@@ -36,7 +36,12 @@ def build(core: Core) -> Feature:
             core.messages.sends,
             core.messages.pulls,
             core.messages.bulk,
-            QueryProcessor(core.store, core.directory, lambda: core.added.key_sources),
+            QueryProcessor(
+                core.store,
+                core.directory,
+                lambda: core.added.key_sources,
+                lambda: core.added.inner_consumers,
+            ),
             *_clients(core),
             *_administration(core),
         ),

@@ -6,7 +6,9 @@ Source: docs/protocol.md "Queries"; tests/broker/processors/test_query_processor
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.reader import CANDIDATES_MAX, WantedMessages
@@ -23,19 +25,20 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.message import decode_record
+from headrace_protocol.message import REAL_TOPIC, decode_record
 from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
+    from headrace_broker.consumer.unconsumed import InnerConsumer
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.reader import IndexType, KeyQuery, KeySource
     from headrace_broker.store.store_source import Boundary
-    from headrace_protocol.message import Buffer
+    from headrace_protocol.message import Buffer, StoredMessage
     from headrace_protocol.serving import Registry, Request
 
 _UNIQUE_KEY_COUNT_MAX = 32
@@ -49,18 +52,30 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {
 _BOUNDARIES: dict[str, Boundary] = {"LOWER": "LOWER", "UPPER": "UPPER"}
 
 
+class _Waiting(NamedTuple):
+    physical_offset: int
+    record: Buffer
+    due_ms: int
+
+
 class QueryProcessor:
-    """Serves lookups of messages and offsets. sources: returns what is asked after the log."""
+    """Serves lookups of messages and offsets.
+
+    sources: returns what is asked after the log. inner_consumers: returns those whose topics hold
+    messages that wait.
+    """
 
     def __init__(
         self,
         store: MessageStore,
         directory: QueueDirectory,
         sources: Callable[[], Sequence[KeySource]],
+        inner_consumers: Callable[[], Sequence[InnerConsumer]],
     ) -> None:
         self._store = store
         self._directory = directory
         self._sources = sources
+        self._inner_consumers = inner_consumers
 
     def register(self, registry: Registry) -> None:
         """Route the queries."""
@@ -74,6 +89,8 @@ class QueryProcessor:
     async def query_message(self, request: Request) -> Reply:
         """QUERY_MESSAGE: records by key."""
         header = request.header(QueryMessageHeader)
+        if header.waiting:
+            return await self._query_waiting(header)
         query = self._query(header)
         while await ready(query.step):
             pass
@@ -88,6 +105,38 @@ class QueryProcessor:
         if not found:
             raise _not_found(header, query)
         return Reply(self._index_end(), tuple(found))
+
+    async def _query_waiting(self, header: QueryMessageHeader) -> Reply:
+        """The newest messages to a topic that wait in topics of the broker's, each once."""
+        found: dict[str, _Waiting] = {}
+        for consumer in self._inner_consumers():
+            waits = functools.partial(_waits_for, header.topic, consumer.due_ms, found)
+            wanted = _wanted(header, 0)._replace(topic=consumer.topic, accepts=waits)
+            query = self._store.query_index(wanted)
+            while await ready(query.step):
+                pass
+            if query.is_cut:
+                raise _not_found(header, query)
+            await self._add_waiting(query.found, consumer, found)
+        if not found:
+            raise _not_found(header, query)
+        newest = sorted(found.values(), reverse=True)[: header.max_num]
+        times = ",".join(str(each.due_ms) for each in newest)
+        answer = msgspec.structs.replace(self._index_end(), waits_until=times)
+        return Reply(answer, tuple(each.record for each in newest))
+
+    async def _add_waiting(
+        self, offsets: Iterable[int], consumer: InnerConsumer, found: dict[str, _Waiting]
+    ) -> None:
+        for offset in offsets:
+            record = await ready(functools.partial(self._store.commit_log.record_at, offset))
+            if record is None:
+                continue
+            message = decode_record(record)
+            # It may have been delivered meanwhile, and a copy of it may be found already.
+            due_ms = consumer.due_ms(message)
+            if due_ms is not None:
+                found.setdefault(message.message_id, _Waiting(offset, record, due_ms))
 
     def _query(self, header: QueryMessageHeader) -> KeyQuery:
         wanted = _wanted(header, 0)
@@ -183,6 +232,20 @@ def _wanted(header: QueryMessageHeader, found_count: int) -> WantedMessages:
         _index_type(header),
         header.before_offset,
         found_count,
+    )
+
+
+def _waits_for(
+    topic: str,
+    due_ms: Callable[[StoredMessage], int | None],
+    found: Container[str],
+    message: StoredMessage,
+) -> bool:
+    """True for a message to a topic that waits, and is not found yet."""
+    return (
+        message.properties.get(REAL_TOPIC) == topic
+        and message.message_id not in found
+        and due_ms(message) is not None
     )
 
 

@@ -31,7 +31,11 @@ def build(core: Core) -> Feature:
         lambda: core.config.flush_delay_offset_interval / 1000,
     )
     return Feature(
-        inner_consumers=(InnerConsumer(SCHEDULE_TOPIC, "delayed messages", schedule.next_offset),),
+        inner_consumers=(
+            InnerConsumer(
+                SCHEDULE_TOPIC, "delayed messages", schedule.next_offset, due_ms=schedule.due_ms
+            ),
+        ),
         demands=(Demand("delayed messages", (DELAY,), apply=schedule.demand.serve, is_delay=True),),
         scans=(schedule.scan,),
         processors=(ScheduleProcessor(schedule),),

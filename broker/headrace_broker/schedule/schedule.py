@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headrace_broker.schedule.offsets import DelayOffsets
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.columns import Array
+    from headrace_protocol.message import StoredMessage
 
 log = structlog.get_logger("headrace.broker")
 
@@ -338,6 +339,13 @@ class Schedule:
             "delayedDropped": str(self.dropped),
             "delayedUnreadable": str(self.unreadable),
         }
+
+    def due_ms(self, message: StoredMessage) -> int | None:
+        """When a record of a level's queue is delivered; None if it waits no more."""
+        level = self._levels.get(message.queue_id + 1)
+        if level is None or message.queue_offset < level.offset:
+            return None
+        return message.store_timestamp + level.delay_ms
 
     def next_offset(self, queue_id: int) -> int | None:
         """Queue offset of the next message of a level's queue; None if there is no such level."""

@@ -33,7 +33,7 @@ class WantedMessages(NamedTuple):
     count_max: maximum number. begin_ms, end_ms: range of the store time, inclusive.
     index_type: K for KEYS, U for UNIQ_KEY, T for TAGS; None for KEYS or UNIQ_KEY.
     before_offset: only records below this physical offset; None for all.
-    found_count: number found before.
+    found_count: number found before. accepts: False for records that are not wanted all the same.
     """
 
     topic: str
@@ -44,6 +44,7 @@ class WantedMessages(NamedTuple):
     index_type: IndexType | None = None
     before_offset: int | None = None
     found_count: int = 0
+    accepts: Callable[[StoredMessage], bool] = lambda _message: True
 
     @property
     def index_text(self) -> str:
@@ -54,6 +55,9 @@ class WantedMessages(NamedTuple):
         """True if a message has topic and key, and is not too new."""
         if message.store_timestamp > self.end_ms or message.topic != self.topic:
             return False
+        return self._has_key(message) and self.accepts(message)
+
+    def _has_key(self, message: StoredMessage) -> bool:
         if self.index_type == "T":
             return message.properties.get(TAGS) == self.key
         is_uniq_key = self.index_type != "K" and message.properties.get(UNIQ_KEY) == self.key

@@ -32,7 +32,9 @@ def build(core: Core) -> Feature:
     topics, sends = core.tables.topics, core.messages.sends
     return Feature(
         inner_consumers=(
-            InnerConsumer(TIMER_TOPIC, "timers", timers.next_offset, timers.carry_over),
+            InnerConsumer(
+                TIMER_TOPIC, "timers", timers.next_offset, timers.carry_over, timers.due_ms
+            ),
         ),
         demands=(
             Demand("messages with a delivery time", TIMES, apply=demand.serve, is_delay=True),

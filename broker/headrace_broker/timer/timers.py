@@ -40,10 +40,11 @@ from headrace_broker.inner.waiting import RECORDS_AT_ONCE, Unreadable, Waiting, 
 from headrace_broker.inner.writer import RETRY_S
 from headrace_broker.store.queues.queue_blocks import BLOCK_UNITS, QueueDamaged
 from headrace_broker.store.recovery import NOTHING, Scan, read_log
-from headrace_broker.timer.arrivals import TIMER, arrivals, joined
+from headrace_broker.timer.arrivals import TIMER, arrivals, joined, key_hash
 from headrace_broker.timer.checkpoint import TimerCheck, TimerPosition
+from headrace_broker.timer.demand import SLOT_MS
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import TIMER_OUT_MS, property_number
+from headrace_protocol.message import REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, property_number
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import TIMER_TOPIC
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from headrace_broker.timer.messages import TimerMessages
     from headrace_broker.timer.waiting_timers import WaitingTimers
     from headrace_protocol.columns import Array
+    from headrace_protocol.message import StoredMessage
 
 log = structlog.get_logger("headrace.broker")
 
@@ -482,7 +484,16 @@ class Timers:
 
     def has(self, slot: int, topic: bytes, key: int) -> bool:
         """True if a timer is known to wait."""
-        return self.waiting.has(slot, topic, key)
+        return self.waiting.due_of(slot, topic, key) is not None
+
+    def due_ms(self, message: StoredMessage) -> int | None:
+        """When a record of the queue of timers is delivered; None if it waits no more."""
+        out_ms = property_number(message.raw_properties, b"TIMER_OUT_MS", -1)
+        topic, uniq_key = (message.properties.get(name, "") for name in (REAL_TOPIC, UNIQ_KEY))
+        timer = out_ms // SLOT_MS, topic.encode(), key_hash(uniq_key.encode())
+        if message.queue_offset >= self._offset:  # not read yet
+            return None if self.is_recalled(*timer) else out_ms + 1
+        return self.waiting.due_of(*timer)
 
     def recall(self, slot: int, topic: bytes, key: int) -> None:
         """Drop a timer whose recall was just appended.

@@ -397,10 +397,14 @@ class WaitingTimers:
         if (number := self.topics.find(topic)) is not None:
             self._drop(slot, _is_of(number, key))
 
-    def has(self, slot: int, topic: bytes, key: int) -> bool:
-        """True if a timer of a key waits."""
+    def due_of(self, slot: int, topic: bytes, key: int) -> int | None:
+        """When the timer of a key is due; None if it does not wait."""
         number = self.topics.find(topic)
-        return number is not None and bool(_is_of(number, key)(self._timers.of_slot(slot)).any())
+        if number is None:
+            return None
+        rows = self._timers.of_slot(slot)
+        dues = rows["due_ms"][_is_of(number, key)(rows)]
+        return int(dues[0]) if len(dues) else None
 
     def first_due(
         self, topics: Iterable[bytes] | None, until_ms: int, count: int

@@ -44,7 +44,12 @@ def build(core: Core) -> Feature:
     )
     return Feature(
         inner_consumers=(
-            InnerConsumer(HALF_TOPIC, "undecided transactions", transactions.next_offset),
+            InnerConsumer(
+                HALF_TOPIC,
+                "undecided transactions",
+                transactions.next_offset,
+                due_ms=transactions.due_ms,
+            ),
         ),
         demands=(demand,),
         scans=(transactions.scan,),

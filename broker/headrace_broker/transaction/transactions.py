@@ -37,6 +37,7 @@ from headrace_broker.transaction.halves import (
 )
 from headrace_broker.transaction.rebuild import Checkpoint, Decisions, open_half, rebuilt
 from headrace_broker.transaction.table import HALF_BYTES, HalfTable, OpenHalf
+from headrace_protocol.message import property_number
 from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import (
     CHECK_MAX_TIME_TOPIC,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from headrace_broker.transaction.files import TransactionFiles
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.channel import Channel
+    from headrace_protocol.message import StoredMessage
 
 log = structlog.get_logger("headrace.broker")
 
@@ -518,6 +520,12 @@ class Transactions:
             "transactionsDiscarded": str(self.discarded),
             "transactionsUnreadable": str(self.unreadable),
         }
+
+    def due_ms(self, message: StoredMessage) -> int | None:
+        """0 for a half whose transaction is undecided; None for any other."""
+        stated = property_number(message.raw_properties, b"TRAN_PREPARED_QUEUE_OFFSET", -1)
+        first = self.table.first_of(message.queue_offset, None if stated < 0 else stated)
+        return 0 if self.table.is_open(first) else None
 
     def next_offset(self, queue_id: int) -> int | None:
         """Queue offset of the oldest undecided half; None for a queue without halves."""

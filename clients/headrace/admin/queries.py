@@ -6,6 +6,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.admin.chains import ChainAdmin
 from headrace.admin.key_query import ID_PAGE, KEY_PAGE, Found, UnlistedMessages, newest
 from headrace.admin.requests import BrokerProblem
@@ -13,9 +15,13 @@ from headrace.admin.statictopic import is_compacted
 from headrace.errors import BrokerError, ConfigurationError, PartialAnswer
 from headrace.missing import departed_part
 from headrace.received import ReceivedMessage
-from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import QueryMessageHeader, ViewMessageHeader
-from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.headers import (
+    QueryMessageHeader,
+    QueryMessageResponseHeader,
+    ViewMessageHeader,
+)
+from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record, decode_records
 from headrace_protocol.message_ids import decode_host, decode_offset_message_id
 
 if TYPE_CHECKING:
@@ -24,6 +30,18 @@ if TYPE_CHECKING:
     from headrace.admin.requests import BrokerNode
 
 _TIMESTAMP_MAX = 2**63 - 1
+
+
+class QueuedMessage(msgspec.Struct, frozen=True):
+    """A message that its broker has not delivered to its topic yet.
+
+    until_ms: when it will, in ms since 1970; None if a transaction decides. message: as it waits,
+    in a topic of the broker's.
+    """
+
+    topic: str
+    until_ms: int | None
+    message: ReceivedMessage
 
 
 class QueryAdmin(ChainAdmin):
@@ -65,6 +83,56 @@ class QueryAdmin(ChainAdmin):
             return key in stored.keys or stored.properties.get(KEYS) == key
 
         return await self._query(header, matches, max_count, problems)
+
+    async def queued(
+        self,
+        topic: str,
+        key: str,
+        *,
+        by_id: bool = False,
+        max_count: int = 32,
+        problems: list[BrokerProblem] | None = None,
+    ) -> list[QueuedMessage]:
+        """Messages to a topic that wait for a time or a transaction's end, oldest first.
+
+        key: one of theirs, or their producer's id with ``by_id``. max_count: most messages per
+        broker, the newest ones. Brokers of Apache RocketMQ tell nothing of such messages.
+        """
+        header = QueryMessageHeader(
+            topic=topic,
+            key=key,
+            max_num=min(max_count, KEY_PAGE),
+            begin_timestamp=0,
+            end_timestamp=_TIMESTAMP_MAX,
+            unique_key_query=by_id,
+            waiting=True,
+        )
+
+        async def ask(address: str) -> list[tuple[StoredMessage, int]]:
+            return await self._queued_page(address, header)
+
+        found = [
+            QueuedMessage(topic, due_ms or None, ReceivedMessage.from_stored(stored, broker))
+            for broker, waiting in (await self._ask_topic(topic, ask, problems)).items()
+            for stored, due_ms in waiting
+        ]
+        return sorted(found, key=_when_stored)
+
+    async def _queued_page(
+        self, address: str, header: QueryMessageHeader
+    ) -> list[tuple[StoredMessage, int]]:
+        code = RequestCode.QUERY_MESSAGE
+        response = await self._instance.request(address, code, header)
+        if response.command.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        times = response.expect().header(QueryMessageResponseHeader).waits_until
+        if times is None:
+            return []  # Apache's brokers have answered with messages that are delivered
+
+        def pairs(body: memoryview) -> list[tuple[StoredMessage, int]]:
+            return list(zip(decode_records(body), map(int, times.split(",")), strict=True))
+
+        return response.read(pairs)
 
     async def _is_compacted(self, topic: str, problems: list[BrokerProblem] | None) -> bool:
         configs = await self.topic(topic, problems=problems)
@@ -169,6 +237,11 @@ class QueryAdmin(ChainAdmin):
         """The master whose address an offset message id contains; None for other ids."""
         address = _address_in(message_id)
         return next((node for node in await self.cluster() if node.address == address), None)
+
+
+def _when_stored(queued: QueuedMessage) -> tuple[int, int]:
+    stored = queued.message.stored
+    return stored.store_timestamp, stored.physical_offset
 
 
 def _address_in(message_id: str) -> str | None:

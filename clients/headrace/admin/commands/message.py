@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +24,8 @@ from headrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
+    from headrace.admin.output import Row
+    from headrace.admin.queries import QueuedMessage
     from headrace.received import ReceivedMessage
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
@@ -55,17 +58,29 @@ def get(
     allow_partial: bool,
     as_json: bool,
 ) -> None:
-    """Show one message.
+    """Show one message, also one that waits for its time or for its transaction's end.
 
     ID is the broker's id of the message (offset_message_id) or the producer's (message_id).
     """
-    with warned_if(allow_partial) as problems:
-        message = run_admin(
-            lambda admin: admin.message(message_id, topic, problems=problems), nameserver
+
+    async def run(admin: Admin) -> Row | None:
+        message = await admin.message(message_id, topic, problems=problems)
+        if message is not None:
+            return message_record(message)
+        if topic is None:
+            return None
+        queued = await admin.queued(topic, message_id, by_id=True, problems=problems)
+        return (
+            {"waits_until": _until(queued[0])} | message_record(queued[0].message)
+            if queued
+            else None
         )
-    if message is None:
+
+    with warned_if(allow_partial) as problems:
+        record = run_admin(run, nameserver)
+    if record is None:
         raise NotFound(f"message {message_id} does not exist or has expired")
-    print_record(message_record(message), as_json=as_json)
+    print_record(record, as_json=as_json)
 
 
 @command.subcommand(
@@ -103,14 +118,14 @@ def query(
     allow_partial: bool,
     as_json: bool,
 ) -> None:
-    """List the messages with a key, oldest first."""
+    """List the messages with a key, oldest first, then those that wait to be delivered."""
     begin_ms = parse_time(since) if since else 0
     end_ms = parse_time(until) if until else _TIMESTAMP_MS_MAX
     if begin_ms > end_ms:
         raise ConfigurationError(f"--since {since} is later than --until {until}; swap them")
 
-    async def run(admin: Admin) -> list[ReceivedMessage]:
-        return await admin.query_by_key(
+    async def run(admin: Admin) -> tuple[list[ReceivedMessage], list[QueuedMessage]]:
+        found = await admin.query_by_key(
             topic,
             key,
             # One more tells whether there are more.
@@ -119,20 +134,35 @@ def query(
             end_ms=end_ms,
             problems=problems,
         )
+        queued = await admin.queued(topic, key, max_count=count, problems=problems)
+        stored = (each.message.store_timestamp_ms for each in queued)
+        in_range = (begin_ms <= stored_ms <= end_ms for stored_ms in stored)
+        return found, list(compress(queued, in_range))
 
     with warned_if(allow_partial) as problems:
+        found, queued = run_admin(run, nameserver)
         found = newest_of_each(
-            run_admin(run, nameserver),
+            found,
             count,
             lambda message: message.queue.broker_name,
             f"only the newest {count} messages are listed; older ones with a larger --max, or an "
             "earlier --until",
         )
-    rows = list(map(message_record if as_json else _short, found))
-    if as_json or found:
+    row_of = message_record if as_json else _short
+    # Most topics have nothing that waits, and need no column for it.
+    waits_not = {"waits_until": None} if queued else {}
+    rows: list[Row] = [{**row_of(message), **waits_not} for message in found]
+    rows += [{**row_of(each.message), "waits_until": _until(each)} for each in queued]
+    if as_json or rows:
         print_rows(with_problems(rows, problems), as_json=as_json, empty="")
-    if not found:
+    if not rows:
         raise NotFound(f"no message of {topic} has the key {key}")
+
+
+def _until(queued: QueuedMessage) -> str:
+    if queued.until_ms is None:
+        return "its transaction ends"
+    return time_text(queued.until_ms) or ""
 
 
 def _short(message: ReceivedMessage) -> dict[str, object]:
