@@ -107,6 +107,7 @@ MAY_IMPORT = {
         "jwt",
         *LOOP,
     },
+    "headrace_daemon.quotas": {"headrace_daemon", "headrace_protocol", *LOOP},
     "headrace_daemon.metrics": {
         "headrace_daemon.audit",
         "headrace_daemon.logs",
@@ -162,12 +163,7 @@ MAY_IMPORT = {
         "headrace_broker.topics",
     },
     "headrace_broker.quotas": SERVICE
-    | {
-        "headrace_broker.consumer.long_polling",
-        "headrace_broker.queue_directory",
-        "headrace_broker.serving.frame_loop",
-        "headrace_broker.statistics",
-    },
+    | {"headrace_broker.consumer.long_polling", "headrace_broker.queue_directory"},
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.peers": {"headrace_protocol", *LOOP},
     "headrace_broker.statictopic": INNER
@@ -368,7 +364,6 @@ MAY_IMPORT_TOO = {
     "headrace_broker.transaction.processor": {"headrace_broker.processors"},
     # What they measure is on one page, in one table.
     "headrace_broker.compaction.collector": {"headrace_broker.metrics.table"},
-    "headrace_broker.quotas.quotas": {"headrace_broker.metrics.table"},
     "headrace_broker.statictopic.collector": {"headrace_broker.metrics.table"},
     "headrace_broker.tiered.access.collector": {"headrace_broker.metrics.table"},
     "headrace_protocol.tier.objects": {"obstore"},

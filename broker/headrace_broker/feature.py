@@ -61,6 +61,7 @@ class Feature(NamedTuple):
     inner_consumers: what messages in system topics wait for; their log files stay until then.
     unconsumed: change what must stay in the log until groups have consumed it.
     demands: what messages ask of the broker. targets: find where a message goes that has waited.
+    staged_bytes: bytes that are staged for a query.
     turn_ends: called before a turn is committed; each returns whether it has appended.
     topic_rules: check changes and deletions of topics. moves: notified of queues that move away.
     before_registration: awaited before each registration at a nameserver, with its address.
@@ -80,6 +81,7 @@ class Feature(NamedTuple):
     unconsumed: tuple[Callable[[LowestUnconsumed], LowestUnconsumed], ...] = ()
     demands: tuple[Demand, ...] = ()
     targets: tuple[FindTarget, ...] = ()
+    staged_bytes: tuple[Callable[[str], int], ...] = ()
     turn_ends: tuple[Callable[[], bool], ...] = ()
     topic_rules: tuple[TopicRule, ...] = ()
     moves: tuple[QueueMove, ...] = ()

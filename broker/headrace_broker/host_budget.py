@@ -6,15 +6,17 @@ State that ends with a connection is charged to its channel instead.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Collection, Hashable
 
     from headrace_protocol.channel import Channel
+
+Made = Literal["topics", "groups"]
 
 # About 20,000 groups or 60,000 topics.
 HOST_BYTES_MAX = 64 * 1024 * 1024
@@ -47,15 +49,30 @@ class Host(bytes):
         return cls(_LOOPBACK if host_bytes[:16] == _LOOPBACK_V6 else host_bytes[:8])
 
 
+class Makers:
+    """Notes who makes topics and groups. This one doesn't; ``quotas/owners.py`` does."""
+
+    def check(self, kind: Made, count: int) -> None:
+        """Raise RequestError if the client of the request may not make so many."""
+
+    def made(self, kind: Made, names: Collection[str]) -> None:
+        """Note that the request made some, after ``check``."""
+
+    def gone(self, kind: Made, name: str) -> None:
+        """Note a deletion."""
+
+
 class HostBudget:
     """Counts bytes by host, and rejects entries beyond the bound.
 
     Entries loaded at the start count for no host, except undecided transactions, whose records
     name it.
+    makers: who makes topics and groups.
     """
 
     def __init__(self, bytes_max: int = HOST_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
+        self.makers = Makers()
         self._host_bytes: Counter[Host] = Counter()
         self._kept: dict[Hashable, tuple[Host, int]] = {}
 

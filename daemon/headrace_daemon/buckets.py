@@ -1,11 +1,18 @@
-"""Token buckets: rates of what hosts may have a daemon do."""
+"""Token buckets: rates of what clients may have a daemon do."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 _KEYS_MAX: Final = 10_000
+# Old values that a new one has a look at.
+_LOOKS: Final = 2
 
 
 class Bucket:
@@ -44,9 +51,38 @@ class Bucket:
     def _tokens_at(self, now_s: float) -> float:
         return min(self._rate, self._tokens + (now_s - self._at_s) * self._rate)
 
-    def is_full(self, now_s: float) -> bool:
-        """True if nothing was taken for a while."""
-        return self._tokens_at(now_s) >= self._rate
+
+class Recent(OrderedDict[Key, Value]):
+    """Values by key; a new one takes the place of the one that was used longest ago.
+
+    most: how many there may be; with values that are in use there may be more.
+    is_in_use: whether a value must stay.
+    """
+
+    def __init__(
+        self, most: int = _KEYS_MAX, is_in_use: Callable[[Value], bool] = lambda _: False
+    ) -> None:
+        super().__init__()
+        self._most, self._is_in_use = most, is_in_use
+
+    def use(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if there is none."""
+        if key in self:
+            self.move_to_end(key)
+            return self[key]
+        self._make_room()
+        value = self[key] = make()
+        return value
+
+    def _make_room(self) -> None:
+        for _ in range(_LOOKS):
+            if len(self) < self._most:
+                return
+            oldest = next(iter(self))
+            if self._is_in_use(self[oldest]):
+                self.move_to_end(oldest)
+            else:
+                del self[oldest]
 
 
 class Buckets:
@@ -54,27 +90,19 @@ class Buckets:
 
     def __init__(self, rate: float, wait_s_max: float) -> None:
         self._rate, self._wait_s_max = rate, wait_s_max
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: Recent[str, Bucket] = Recent()
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, key: str, now_s: float) -> float | None:
         """As ``Bucket.take`` of the key's bucket."""
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            if len(self._buckets) >= _KEYS_MAX:
-                self._forget(now_s)
-            bucket = self._buckets[key] = Bucket(self._rate, self._wait_s_max)
-        return bucket.take(now_s)
+        return self._buckets.use(key, self._new).take(now_s)
+
+    def _new(self) -> Bucket:
+        return Bucket(self._rate, self._wait_s_max)
 
     def wait_s(self, key: str, now_s: float) -> float:
         """As ``Bucket.wait_s`` of the key's bucket."""
         bucket = self._buckets.get(key)
         return 0.0 if bucket is None else bucket.wait_s(now_s)
-
-    def _forget(self, now_s: float) -> None:
-        """Forget the buckets that are full; all if none is."""
-        self._buckets = {k: each for k, each in self._buckets.items() if not each.is_full(now_s)}
-        if len(self._buckets) >= _KEYS_MAX:
-            self._buckets.clear()

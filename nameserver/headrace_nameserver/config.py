@@ -28,6 +28,7 @@ from headrace_daemon.audit.settings import (
     audit_settings,
 )
 from headrace_daemon.folders import folder_problem
+from headrace_daemon.quotas.table import FILE as QUOTAS_FILE
 from headrace_daemon.serving.ports import equal_ports
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
 from headrace_protocol.errors import PortableError
@@ -145,6 +146,12 @@ class NameServerConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True
         """The file of departed brokers."""
         kept = self.kv_config_path
         return Path(kept).with_name("departedBrokers.json") if kept else None
+
+    @property
+    def quotas_path(self) -> Path | None:
+        """The file of quotas."""
+        kept = self.kv_config_path
+        return Path(kept).with_name(QUOTAS_FILE) if kept else None
 
     def access_config(self) -> AccessConfig:
         """The access control, with secrets from their files. Raises AccessError."""

@@ -13,6 +13,9 @@ import trio
 from headrace_daemon.access.opening import open_access
 from headrace_daemon.metrics.scrapes import NotServing, Scrapes
 from headrace_daemon.network import TcpNetwork
+from headrace_daemon.quotas.processor import QuotaProcessor
+from headrace_daemon.quotas.quotas import Quotas
+from headrace_daemon.quotas.table import QuotaTable
 from headrace_daemon.services import Service, Services
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
@@ -25,6 +28,7 @@ from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor, Policy
 from headrace_nameserver.routes import RouteTable
 from headrace_protocol.outages import Outages
+from headrace_protocol.quotas import NAMESERVER_LIMITS
 from headrace_protocol.serving import TURN_S, Registry
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from headrace_daemon.audit.audit_log import AuditLog
     from headrace_daemon.network import Listener, Network
+    from headrace_daemon.quotas.metering import Metering
     from headrace_nameserver.brokers import LiveBroker
     from headrace_nameserver.config import NameServerConfig
     from headrace_protocol.frame import Frame
@@ -95,6 +100,11 @@ class NameServer:
         )
         processor.register(self._registry)
         self._begin = processor.begin
+        table = QuotaTable(config.quotas_path, {"user": NAMESERVER_LIMITS})
+        QuotaProcessor(table, self._log).register(self._registry)
+        # None while there are no quotas.
+        self._meter: Metering | None = None
+        self._quotas = Quotas(table, partial(self._new_metering, table), self._set_meter)
         if self._audit is not None:
             self._audit.watch(self._registry, self._server)
             processor.on_broker = self._audit.broker_changed
@@ -142,6 +152,7 @@ class NameServer:
                 self._audit,
             ),
             NameServerMetrics(self._table, _now_ms),
+            self._quotas.collect,
         )
         port = await self._supervisor.start(nursery, Monitor(self, host, port).run)
         self.monitor_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -176,6 +187,7 @@ class NameServer:
             Service(self._expire),
             Service(self._report),
             Service(self._save_departed),
+            Service(self._quotas.run),
             Service(self._sliced_work.run),
             Service(self._fetches.run),
             # The server contains errors of each client; any other error must end the nameserver.
@@ -263,7 +275,17 @@ class NameServer:
 
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
+        if self._meter is not None:
+            return self._meter.handle(channel, frames, self._registry.handle)
         return self._registry.handle(channel, frames)
+
+    def _new_metering(self, table: QuotaTable) -> Metering:
+        from headrace_daemon.quotas.metering import Metering
+
+        return Metering(table, self._registry, self._server.hold_back)
+
+    def _set_meter(self, meter: Metering | None) -> None:
+        self._meter = meter
 
     def finish_turn(self) -> None:
         """See FrameHandler. Nothing to do: every request was answered at once."""
@@ -273,6 +295,8 @@ class NameServer:
 
     def closed(self, channel: ServerChannel) -> None:
         """Drop the brokers of a closed connection: a live broker keeps its connection open."""
+        if self._meter is not None:
+            self._meter.closed(channel)
         for broker in self._table.close_channel(channel, _now_ms()):
             self._log_lost(broker, "connection closed")
 

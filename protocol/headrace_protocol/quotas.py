@@ -1,4 +1,4 @@
-"""Quotas: how much of a broker a user, a topic or a group may take.
+"""Quotas: how much of a daemon a user, a topic or a group may take.
 
 Source: docs/security.md "Quotas"; docs/protocol.md "Quotas".
 """
@@ -28,9 +28,10 @@ class Quota(Body, omit_defaults=True, kw_only=True):
     """The limits of one user, topic or group; None for no limit.
 
     of, name: whose; the name ``*`` of a user is each user that has no quota of its own.
-    requests: a second. bytes_in, bytes_out: bytes a second, of frames for users, of message bodies
-    for topics and groups. cpu: share of the broker's loop, up to 1.
-    connections, held_pulls: at a time.
+    requests: a second; of topics and groups, those whose header names them.
+    bytes_in, bytes_out: bytes a second, of frames for users, of message bodies for topics and
+    groups. cpu: share of the daemon's loop, up to 1.
+    connections, held_pulls, topics, groups, staged_bytes: at a time.
     """
 
     of: Of
@@ -41,11 +42,14 @@ class Quota(Body, omit_defaults=True, kw_only=True):
     cpu: float | None = None
     connections: int | None = None
     held_pulls: int | None = None
+    topics: int | None = None
+    groups: int | None = None
+    staged_bytes: int | None = None
 
     @property
-    def is_empty(self) -> bool:
-        """True without any limit."""
-        return all(getattr(self, limit) is None for limit in LIMITS["user"])
+    def limits(self) -> list[str]:
+        """The names of its limits."""
+        return [limit for limit in LIMITS["user"] if getattr(self, limit) is not None]
 
     @property
     def counts_channels(self) -> bool:
@@ -59,29 +63,38 @@ class Quota(Body, omit_defaults=True, kw_only=True):
             raise _bad(f"a quota of a {self.of} without a name of 1 to {NAME_CHARS_MAX}")
         if self.name == ANY and self.of != "user":
             raise _bad(f"{what}: only users have a quota in common, *")
-        for limit in LIMITS["user"]:
+        for limit in self.limits:
             value = getattr(self, limit)
-            if value is None:
-                continue
             if limit not in LIMITS[self.of]:
-                raise _bad(f"{what}: {limit} is a limit of users only")
+                raise _bad(f"{what}: {limit} is no limit of a {self.of}")
             if not (RATE_MIN if limit in RATES else 1) <= value < float("inf"):
                 raise _bad(f"{what}: {limit}={value:g} is too little, or no number")
         if self.cpu is not None and self.cpu > 1:
             raise _bad(f"{what}: cpu={self.cpu:g} is above 1, the whole loop")
 
+    def at_nameserver(self) -> Quota | None:
+        """Its limits that nameservers apply; None for a topic's or group's, which have none."""
+        if self.of != "user":
+            return None
+        kept = {limit: getattr(self, limit) for limit in NAMESERVER_LIMITS}
+        return Quota(of=self.of, name=self.name, **kept)
+
 
 ANY: Final = "*"
 RATES: Final = ("requests", "bytes_in", "bytes_out", "cpu")
 LIMITS: Final[dict[Of, tuple[str, ...]]] = {
-    "user": (*RATES, "connections", "held_pulls"),
-    "topic": ("bytes_in", "bytes_out"),
-    "group": ("bytes_out",),
+    "user": (*RATES, "connections", "held_pulls", "topics", "groups", "staged_bytes"),
+    "topic": RATES,
+    "group": ("requests", "bytes_out", "cpu"),
 }
+# Of users; the others are about what only brokers have.
+NAMESERVER_LIMITS: Final = (*RATES, "connections")
 
 
 def shown(limit: str, value: float) -> str:
     """A limit as text, such as ``10.0 MB/s``."""
+    if limit == "staged_bytes":
+        return f"{shown('bytes_in', value).removesuffix('/s')} staged"
     if limit in {"bytes_in", "bytes_out"}:
         return f"{value / 1e6:.1f} MB/s" if value >= 1e5 else f"{value:g} bytes/s"
     if limit == "cpu":
@@ -90,7 +103,7 @@ def shown(limit: str, value: float) -> str:
 
 
 class QuotaList(Body, kw_only=True):
-    """The answer to LIST_QUOTAS, and the broker's file."""
+    """The answer to LIST_QUOTAS, and a daemon's file."""
 
     quotas: list[Quota]
 

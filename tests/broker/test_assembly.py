@@ -12,7 +12,7 @@ from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature
-from headrace_broker.quotas.quotas import Quotas
+from headrace_broker.quotas.owners import Owners
 from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.server import Broker
 from headrace_broker.timer.timers import Timers
@@ -162,6 +162,8 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
     listed = connect(core)
     finishing = sorted(listed, key=lambda service: service.stage)
     topics, mappings, groups, offsets = core.tables
+    owners = core.budget.makers
+    assert isinstance(owners, Owners)
     assert [service.finish for service in finishing if service.finish] == [
         core.registration.unregister,
         core.clients.long_polling.answer_all,
@@ -170,7 +172,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         groups.saved.finish,
-        part(core, Quotas).table.saved.finish,
+        owners.saved.finish,
         part(core, Compaction).finish,
         part(core, Transactions).finish,
         part(core, Schedule).finish,

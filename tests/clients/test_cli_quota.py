@@ -29,13 +29,22 @@ def test_quotas_are_set_listed_and_removed(mq: Embedded) -> None:
     shown = succeed("quota", "set", "topic", "orders", "--bytes-in", "10MB").stdout
     assert "10.0 MB/s" in shown
     succeed("quota", "set", "user", "*", "--requests", "1000", "--connections", "100")
-    topic, user = succeed("quota", "list", "--json").json()
+    topic, user, at_nameserver = succeed("quota", "list", "--json").json()
+    assert at_nameserver == user | {"daemon": f"nameserver {mq.nameserver}"}
     assert (topic["of"], topic["name"], topic["bytes_in"]) == ("topic", "orders", 10_000_000)
     assert (user["requests"], user["connections"], user["cpu"]) == (1000, 100, None)
     # A quota is set as a whole.
     succeed("quota", "set", "user", "*", "--cpu", "0.5")
+    users = [row for row in succeed("quota", "list", "--json").json() if row["of"] == "user"]
+    assert [(row["requests"], row["cpu"]) for row in users] == [(None, 0.5)] * 2
+    # Nameservers get what they can apply, and a broker alone what is meant for it.
+    shown = succeed("quota", "set", "user", "*", "--staged-bytes", "1.5GB", "--topics", "9").stdout
+    assert "1500.0 MB staged" in shown
     (user,) = (row for row in succeed("quota", "list", "--json").json() if row["of"] == "user")
-    assert (user["requests"], user["cpu"]) == (None, 0.5)
+    assert (user["staged_bytes"], user["topics"]) == (1_500_000_000, 9)
+    succeed("quota", "set", "user", "ann", "--cpu", "0.5", "--broker", user["daemon"])
+    assert [row["name"] for row in succeed("quota", "list", "--json").json()][1:] == ["*", "ann"]
+    succeed("quota", "remove", "user", "ann")
     for of, name in (("topic", "orders"), ("user", "*")):
         assert succeed("quota", "remove", of, name).stdout
     assert succeed("quota", "list", "--json").json() == []
@@ -45,9 +54,10 @@ def test_quotas_are_set_listed_and_removed(mq: Embedded) -> None:
     ("arguments", "reason"),
     [
         (("set", "topic", "T"), "give at least one limit"),
-        (("set", "topic", "T", "--bytes-in", "ten"), "'ten' is no rate"),
-        (("set", "topic", "T", "--bytes-in", "10 parsecs"), "no rate"),
-        (("set", "topic", "T", "--cpu", "0.5"), "cpu is a limit of users only"),
+        (("set", "topic", "T", "--bytes-in", "ten"), "'ten' is no number of bytes"),
+        (("set", "topic", "T", "--bytes-in", "10 parsecs"), "no number of bytes"),
+        (("set", "topic", "T", "--topics", "5"), "topics is no limit of a topic"),
+        (("set", "group", "g", "--bytes-in", "5MB"), "bytes_in is no limit of a group"),
         (("set", "user", "a", "--cpu", "2"), "above 1"),
         (("set", "table", "T", "--cpu", "2"), "'table' is not one of"),
     ],

@@ -51,12 +51,14 @@ async def test_it_counts_its_brokers() -> None:
         assert silence_s is not None
         assert silence_s < 60
         names = {metric.name for metric in (*DAEMON_METRICS, *NAMESERVER_METRICS)}
-        # None waits, and there are no TLS and no audit log.
+        # None waits, and there are no TLS, no audit log and no quotas.
         absent = {
             "headrace_waiting_requests",
             "headrace_certificate_expiry_seconds",
             "headrace_audit_dropped_total",
             "headrace_audit_failing_seconds",
+            "headrace_quota_held_total",
+            "headrace_quota_refused_total",
         }
         assert names - absent <= page.keys()
         nursery.cancel_scope.cancel()

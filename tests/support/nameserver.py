@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace_daemon.access.opening import NoUsers, OpenedAccess
+from headrace_daemon.quotas.processor import QuotaProcessor
+from headrace_daemon.quotas.table import QuotaTable
 from headrace_nameserver import registrations
 from headrace_nameserver.broker_names import BrokerNames
 from headrace_nameserver.kv_config import KVConfig
@@ -57,6 +59,7 @@ class NameServerUnderTest:
             wall_ms=lambda: self.wall_ms,
         )
         processor.register(self.registry)
+        QuotaProcessor(QuotaTable(None), processor.log).register(self.registry)
         (self.access.requests if self.access else NoUsers()).register(self.registry)
         if self.access is not None:
             self.registry.guard(self.access.access.check)

@@ -136,6 +136,9 @@ class SubscriptionGroups:
     def put(self, config: SubscriptionGroupConfig) -> None:
         """Create or replace a group. Raises RequestError for invalid settings."""
         _check(config)
+        if config.group_name not in self._groups:
+            self._budget.makers.check("groups", 1)
+            self._budget.makers.made("groups", [config.group_name])
         self._groups[config.group_name] = config
         self._changed()
 
@@ -144,6 +147,7 @@ class SubscriptionGroups:
         if self._groups.pop(group, None) is None:
             return False
         self._budget.drop(("group", group))
+        self._budget.makers.gone("groups", group)
         self._changed()
         return True
 

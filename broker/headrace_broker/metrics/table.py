@@ -196,12 +196,6 @@ COMPACTION_DROPPED = Metric(
 COMPACTION_WRITTEN = Metric(
     "headrace_compaction_written_bytes_total", "counter", "Bytes that runs have written"
 )
-QUOTA_HELD = Metric(
-    "headrace_quota_held_total", "counter", "Reads held back for a quota", ("of", "name")
-)
-QUOTA_REFUSED = Metric(
-    "headrace_quota_refused_total", "counter", "Requests refused for a quota", ("of", "name")
-)
 REPLIES = Metric(
     "headrace_replies_total", "counter", "Replies to requests between clients", ("outcome",)
 )
@@ -261,8 +255,6 @@ BROKER_METRICS = (
     COMPACTION_SECONDS,
     COMPACTION_DROPPED,
     COMPACTION_WRITTEN,
-    QUOTA_HELD,
-    QUOTA_REFUSED,
     REPLIES,
     STATIC_LED,
     STATIC_READS,

@@ -1,160 +1,48 @@
-"""Holds clients back that take more than their quota, and refuses what can't wait.
-
-The cost of a read is known once it is served. Its meters may owe something then, and the client is
-not read until they owe nothing. Many clients may share a quota: while it owes too much for that,
-requests are refused, with the time after which to try again.
-"""
+"""Meters of what only a broker has: topics, groups, pulls that wait, and what users own."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import Counter
-from itertools import count as counting
+from functools import partial
 from time import thread_time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-import trio
+import msgspec
 
 from headrace_broker.queue_directory import Use
-from headrace_daemon.buckets import Bucket
+from headrace_daemon.buckets import Recent
+from headrace_daemon.quotas.metering import RETRY_MS, Meter, Metering, Refusal, name_of
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
-from headrace_protocol.frame import frame_bytes
-from headrace_protocol.quotas import (
-    ANY,
-    QUOTA_STAGE,
-    RATES,
-    RETRY_AFTER_MS,
-    SLOW_STAGE,
-    shown,
-)
+from headrace_protocol.errors import RemoteProtocolError, RequestError
+from headrace_protocol.header_codecs import decode_header
+from headrace_protocol.headers import StageSendHeader
+from headrace_protocol.quotas import shown
+from headrace_protocol.rights.rules import Kind
+from headrace_protocol.rights.wanted import wanted
+from headrace_protocol.serving import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.host_budget import Made
     from headrace_broker.queue_directory import Lookup, QueueDirectory
-    from headrace_broker.quotas.table import QuotaTable
-    from headrace_broker.serving.frame_loop import HoldBack
+    from headrace_broker.quotas.owners import Owners
+    from headrace_daemon.quotas.metering import HoldBack, Serve
+    from headrace_daemon.quotas.table import QuotaTable
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Frame
-    from headrace_protocol.quotas import Of, Quota
+    from headrace_protocol.quotas import Of
     from headrace_protocol.serving import Registry
 
-    Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
-
-# The longest time that a client is held back: less than clients wait for an answer. The pulls of a
-# group wait longer anyway.
-_HOLD_S: Final = {"user": 2.0, "topic": 2.0, "group": 10.0}
-# Meters of users without a quota of their own are forgotten beyond it when at rest.
-_METERS_MAX: Final = 10_000
-# After a limit of things at a time, which end when their clients like.
-_RETRY_MS: Final = 1000
-# The peer's consumers wait after FLOW_CONTROL, its producers after SYSTEM_BUSY.
-_PULLS: Final = {
-    RequestCode.PULL_MESSAGE,
-    RequestCode.LITE_PULL_MESSAGE,
-    RequestCode.BULK_PULL,
-}
-# A quota that is too small can be mended.
-_ALWAYS_SERVED: Final = {RequestCode.SET_QUOTA, RequestCode.LIST_QUOTAS}
-# A quota may be set while clients are held back for longer.
-_TICK_S: Final = 0.05
+_KINDS: Final[dict[Kind, Of]] = {Kind.TOPIC: "topic", Kind.GROUP: "group"}
 
 
-class Meter:
-    """The buckets of one user, topic or group.
+class BrokerMetering(Metering):
+    """The meters of all quotas of a broker.
 
-    key: that of its quota. name: whose it is.
-    channels: the connections of a user, where they are limited.
-    is_refusing: whether it owed too much at the last look.
-    """
-
-    def __init__(self, quota: Quota, name: str) -> None:
-        self.quota, self.key, self.name = quota, (quota.of, quota.name), name
-        rates = ((limit, getattr(quota, limit)) for limit in RATES)
-        self._buckets = {limit: Bucket(rate) for limit, rate in rates if rate is not None}
-        self.channels: set[ServerChannel] = set()
-        self.is_refusing = False
-
-    def spend(self, limit: str, amount: float, now_s: float) -> None:
-        """Note what was taken."""
-        if (bucket := self._buckets.get(limit)) is not None:
-            bucket.spend(amount, now_s)
-
-    def hold_s(self, now_s: float) -> float:
-        """Seconds for which a client is held back."""
-        return min(self._owed(now_s)[0], _HOLD_S[self.quota.of])
-
-    def refuses(self, now_s: float) -> bool:
-        """True while it owes more than holding clients back can settle; down to half of that."""
-        longest_s = _HOLD_S[self.quota.of] / (2 if self.is_refusing else 1)
-        self.is_refusing = self._owed(now_s)[0] > longest_s
-        return self.is_refusing
-
-    def refusal(self, now_s: float) -> Refusal:
-        """The answers to requests while it refuses."""
-        owed_s, limit = self._owed(now_s)
-        return Refusal(self, limit, math.ceil(owed_s * 1000))
-
-    def is_idle(self, now_s: float) -> bool:
-        """True if a new meter would be the same."""
-        return not self.channels and all(b.is_full(now_s) for b in self._buckets.values())
-
-    def _owed(self, now_s: float) -> tuple[float, str]:
-        """Seconds until it owes nothing, and the limit of which it owes most."""
-        return max(
-            ((bucket.owed_s(now_s), limit) for limit, bucket in self._buckets.items()),
-            default=(0.0, ""),
-        )
-
-
-class Refusal(NamedTuple):
-    """Why requests are refused. wait_ms: until they may be tried again."""
-
-    meter: Meter
-    limit: str
-    wait_ms: int
-
-    def error(self, code: int) -> RequestError | None:
-        """The answer to a request of this code; None for those that change a quota."""
-        if code in _ALWAYS_SERVED:
-            return None
-        return self.rejection(code)
-
-    def rejection(self, code: int) -> RequestError:
-        """The answer to a request of this code."""
-        meter, limit, wait_ms = self
-        allowed = shown(limit, getattr(meter.quota, limit))
-        return RequestError(
-            ResponseCode.FLOW_CONTROL if code in _PULLS else ResponseCode.SYSTEM_BUSY,
-            f"[quota] {meter.quota.of} {meter.name}: {allowed}; again in {wait_ms} ms",
-            {SLOW_STAGE: QUOTA_STAGE, RETRY_AFTER_MS: str(wait_ms)},
-        )
-
-
-def _name(channel: Channel) -> str:
-    """The user of a client, else its address."""
-    return channel.user or channel.signer or channel.ip
-
-
-class Held(NamedTuple):
-    """A client that is held back until a time."""
-
-    until_s: float
-    number: int
-    channel: ServerChannel
-
-
-class Metering:
-    """The meters of all quotas, and the clients that are held back.
-
-    held, refused: the number of times by kind and name of the quota.
-    registry: refuses requests. lookups_changed: has sends look up their queues again, after which
-    ``find_place`` can refuse them.
-    now_s: seconds of a clock that never goes back.
+    lookups_changed: has sends look up their queues again, after which ``find_place`` can refuse
+    them. owners: what users have made.
     """
 
     def __init__(
@@ -164,74 +52,43 @@ class Metering:
         hold_back: HoldBack,
         lookups_changed: Callable[[], None],
         long_polling: LongPolling,
-        now_s: Callable[[], float] = trio.current_time,
+        owners: Owners,
     ) -> None:
-        self._table, self._registry = table, registry
-        self._hold_back, self._lookups_changed = hold_back, lookups_changed
-        self._long_polling = long_polling
-        self._now_s = now_s
-        self.held: Counter[tuple[Of, str]] = Counter()
-        self.refused: Counter[tuple[Of, str]] = Counter()
-        self._meters: dict[tuple[Of, str], Meter] = {}
-        # Connections of users whose connections are limited.
-        self._counted: dict[ServerChannel, Meter] = {}
-        # The meters that requests of the read being served have used.
-        self._used: set[Meter] = set()
-        self._held: list[Held] = []
-        self._numbers = counting()
-        self._is_holding = trio.Event()
+        super().__init__(table, registry, hold_back)
+        self._lookups_changed, self._long_polling = lookups_changed, long_polling
+        self._owners = owners
+        # The staged queries of each user, where they are limited.
+        self._queries: Recent[str, set[str]] = Recent()
+        # Topics and groups with limits of what their requests take.
+        self._named: tuple[bytes, ...] = ()
 
     def forget(self) -> None:
-        """Begin anew after a change of quotas; what is owed is forgiven."""
-        self._meters.clear()
-        self._counted.clear()
-        self._used.clear()
+        """See Metering."""
+        super().forget()
+        self._named = tuple(
+            quota.name.encode()
+            for quota in self.table.all()
+            if quota.of != "user" and not {"requests", "cpu"}.isdisjoint(quota.limits)
+        )
         self._lookups_changed()
 
-    def closed(self, channel: ServerChannel) -> None:
-        """Count a connection no more."""
-        if (meter := self._counted.pop(channel, None)) is not None:
-            meter.channels.discard(channel)
-
-    # -- what is taken -----------------------------------------------------------------------------
-
-    def handle(self, channel: ServerChannel, frames: list[Frame], serve: Serve) -> list[Frame]:
-        """Serve the frames of a client's read, or refuse them; see ``FrameHandler``."""
-        now_s = self._now_s()
-        user = self._user(channel, now_s)
-        if user is not None and (refusal := self._refusal(user, channel, now_s)) is not None:
-            self.refused[user.key] += self._registry.refuse(channel, frames, refusal.error)
-            return []
-        began = thread_time()
-        rest = serve(channel, frames)
-        if user is not None:
-            served = frames[: len(frames) - len(rest)]
-            user.spend("cpu", thread_time() - began, now_s)
-            user.spend("requests", len(served), now_s)
-            user.spend("bytes_in", frame_bytes(served), now_s)
-            user.spend("bytes_out", channel.take_sent_bytes(), now_s)
-            self._used.add(user)
-        if self._used:
-            self._hold(channel, now_s)
-        return rest
+    # -- messages ----------------------------------------------------------------------------------
 
     def put(self, topic: str, body_bytes: int) -> None:
         """Note that messages were stored in a topic."""
-        self._spend("topic", topic, "bytes_in", body_bytes)
+        self._moved("topic", topic, "bytes_in", body_bytes)
 
     def get(self, group: str, topic: str, body_bytes: int) -> None:
         """Note that a group has read messages of a topic."""
-        self._spend("topic", topic, "bytes_out", body_bytes)
-        self._spend("group", group, "bytes_out", body_bytes)
+        self._moved("topic", topic, "bytes_out", body_bytes)
+        self._moved("group", group, "bytes_out", body_bytes)
 
-    def _spend(self, of: Of, name: str, limit: str, amount: float) -> None:
-        meter = self._meter(of, name)
-        if meter is None:
+    def _moved(self, of: Of, name: str, limit: str, body_bytes: int) -> None:
+        if (meter := self.meter(of, name)) is None:
             return
-        now_s = self._now_s()
-        meter.spend(limit, amount, now_s)
-        self._used.add(meter)
+        now_s = self.now_s()
         was_refusing = meter.is_refusing
+        self.spend(meter, limit, body_bytes, now_s)
         if of == "topic" and meter.refuses(now_s) and not was_refusing:
             self._lookups_changed()
 
@@ -239,82 +96,98 @@ class Metering:
         """Raise RequestError for sends to a topic whose quota owes too much; a ``FindPlace``."""
         if lookup.use is not Use.SEND:
             return
-        meter, now_s = self._meter("topic", lookup.topic.topic_name), self._now_s()
+        meter, now_s = self.meter("topic", lookup.topic.topic_name), self.now_s()
         if meter is not None and meter.refuses(now_s):
             self.refused[meter.key] += 1
             raise meter.refusal(now_s).rejection(RequestCode.SEND_MESSAGE_V2)
 
+    # -- requests that name a topic or a group -----------------------------------------------------
+
+    def handle(self, channel: ServerChannel, frames: list[Frame], serve: Serve) -> list[Frame]:
+        """See Metering."""
+        return super().handle(
+            channel, frames, partial(self._serve, serve) if self._named else serve
+        )
+
+    def _serve(self, serve: Serve, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        """Serve frames; those of topics and groups that owe too much are refused.
+
+        The time for all is divided among them, since they are served together.
+        """
+        now_s = self.now_s()
+        served: list[Frame] = []
+        meters: list[list[Meter]] = []
+        for frame in frames:
+            named = self._meters_of(channel, frame)
+            refusing = [meter for meter in named if meter.refuses(now_s)]
+            if refusing:
+                self.refuse(channel, [frame], refusing[0].refusal(now_s))
+            else:
+                served.append(frame)
+                meters.append(named)
+        began = thread_time()
+        rest = serve(channel, served)
+        each_s = (thread_time() - began) / max(1, len(served) - len(rest))
+        for named in meters[: len(served) - len(rest)]:
+            for meter in named:
+                self.spend(meter, "requests", 1, now_s)
+                self.spend(meter, "cpu", each_s, now_s)
+        return rest
+
+    def _meters_of(self, channel: ServerChannel, frame: Frame) -> list[Meter]:
+        """The meters of the topics and groups that a header names."""
+        serialize_type, header, body = frame
+        header = bytes(header)
+        if not any(map(header.__contains__, self._named)):
+            return []
+        try:
+            command = decode_header(serialize_type, header)
+            asked = list(wanted(Request(channel, serialize_type, command, body, len(header))))
+        except (RemoteProtocolError, RequestError, msgspec.MsgspecError, ValueError):
+            return []  # whoever serves it finds it malformed
+        meters = (self.meter(_KINDS[each.kind], each.name) for each in asked if each.kind in _KINDS)
+        return [meter for meter in meters if meter is not None]
+
+    # -- what users have at a time -----------------------------------------------------------------
+
     def check_hold(self, channel: Channel) -> None:
         """Raise RequestError if the user of a channel has too many held pulls."""
-        user = self._meters.get(("user", _name(channel)))
+        user = self.user(name_of(channel))
         most = None if user is None else user.quota.held_pulls
         if user is not None and most is not None:
             count = sum(map(self._long_polling.held_by, user.channels))
             if count >= most:
                 self.refused[user.key] += 1
-                raise Refusal(user, "held_pulls", _RETRY_MS).rejection(RequestCode.PULL_MESSAGE)
+                raise Refusal(user, "held_pulls", RETRY_MS).rejection(RequestCode.PULL_MESSAGE)
 
-    # -- meters ------------------------------------------------------------------------------------
+    def check_owned(self, owner: str, what: Made, more: int) -> None:
+        """Raise RequestError if a user would have too many topics or groups."""
+        user = self.user(owner)
+        most = None if user is None else getattr(user.quota, what)
+        if user is not None and most is not None and self._owners.count(owner, what) + more > most:
+            self.refused[user.key] += 1
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"[quota] user {owner}: {shown(what, most)} at this broker; delete some, or have "
+                "the quota raised",
+            )
 
-    def _meter(self, of: Of, name: str) -> Meter | None:
-        meter = self._meters.get((of, name))
-        if meter is None and (quota := self._table.get(of, name)) is not None:
-            meter = self._meters[of, name] = Meter(quota, name)
-        return meter
+    def guard(self, registry: Registry) -> None:
+        """Have staged writes checked."""
+        registry.guard(self._check_staged, {RequestCode.STAGE_SEND})
 
-    def _user(self, channel: ServerChannel, now_s: float) -> Meter | None:
-        """The meter of a client's user, or of its address."""
-        name = _name(channel)
-        meter = self._meter("user", name)
-        if meter is None and (common := self._table.get("user", ANY)) is not None:
-            if len(self._meters) >= _METERS_MAX:
-                self._forget_idle(now_s)
-            meter = self._meters["user", name] = Meter(common, name)
-        return meter
-
-    def _forget_idle(self, now_s: float) -> None:
-        """Forget those at rest, which are made again; all if most are busy, so that it is rare."""
-        kept = {key: meter for key, meter in self._meters.items() if not meter.is_idle(now_s)}
-        if len(kept) > _METERS_MAX // 2:
-            kept = {}
-            self._counted.clear()
-        self._meters = kept
-
-    def _refusal(self, user: Meter, channel: ServerChannel, now_s: float) -> Refusal | None:
-        quota = user.quota
-        if quota.counts_channels and channel not in user.channels:
-            if quota.connections is not None and len(user.channels) >= quota.connections:
-                return Refusal(user, "connections", _RETRY_MS)
-            self.closed(channel)  # it was another user's before its log-in
-            user.channels.add(channel)
-            self._counted[channel] = user
-        return user.refusal(now_s) if user.refuses(now_s) else None
-
-    # -- clients that are held back ----------------------------------------------------------------
-
-    def _hold(self, channel: ServerChannel, now_s: float) -> None:
-        used, self._used = self._used, set()
-        longest_s = 0.0
-        for meter in used:
-            if wait_s := meter.hold_s(now_s):
-                self.held[meter.key] += 1
-                longest_s = max(longest_s, wait_s)
-        if longest_s and channel.is_open:
-            self._hold_back(channel, is_held_back=True)
-            heapq.heappush(self._held, Held(now_s + longest_s, next(self._numbers), channel))
-            self._is_holding.set()
-
-    async def run(self) -> None:
-        """Read clients again whose time is over, until cancelled."""
-        while True:
-            await self._is_holding.wait()
-            while self._held:
-                await trio.sleep(min(_TICK_S, max(0.0, self._held[0].until_s - self._now_s())))
-                self.release()
-            self._is_holding = trio.Event()
-
-    def release(self) -> None:
-        """Read clients again whose time is over."""
-        now_s = self._now_s()
-        while self._held and self._held[0].until_s <= now_s:
-            self._hold_back(heapq.heappop(self._held).channel, is_held_back=False)
+    def _check_staged(self, request: Request) -> None:
+        """Raise RequestError if a user would have too many bytes staged; a ``Guard``."""
+        name = name_of(request.channel)
+        user = self.user(name)
+        most = None if user is None else user.quota.staged_bytes
+        if user is None or most is None:
+            return
+        query_id = request.header(StageSendHeader).query_id
+        queries = self._queries.use(name, set)
+        queries.add(query_id)
+        staged = {each: self._owners.staged_bytes(each) for each in queries}
+        queries.intersection_update({query_id, *(each for each in queries if staged[each])})
+        if sum(staged.values()) + len(request.body) > most:
+            self.refused[user.key] += 1
+            raise Refusal(user, "staged_bytes", RETRY_MS).rejection(RequestCode.STAGE_SEND)

@@ -50,6 +50,7 @@ class FrameLoop:
 
     on_closed: each is called with a client that has disconnected.
     meter: serves frames in place of ``serve``, which it calls, while there are quotas; else None.
+    client: whose request is being served; None between requests.
     """
 
     _registry: Registry
@@ -65,6 +66,7 @@ class FrameLoop:
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
         self.meter: Meter | None = None
+        self.client: ServerChannel | None = None
         self._producers_of_turn: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []
         self._is_stored = False
@@ -89,11 +91,13 @@ class FrameLoop:
         commit_log = self._commit_log
         self._write_path.begin()
         end = commit_log.max_offset
+        self.client = channel
         try:
             if self.meter is not None:
                 return self.meter.handle(channel, frames, self._registry.handle)
             return self._registry.handle(channel, frames)
         finally:
+            self.client = None
             # Also if an unreadable frame followed those that stored messages.
             if commit_log.max_offset != end:
                 self._producers_of_turn.append(channel)
@@ -108,9 +112,12 @@ class FrameLoop:
         commit_log = self._commit_log
         self._write_path.begin()
         end = commit_log.max_offset
+        # A step may be run by a request of another client.
+        former, self.client = self.client, channel
         try:
             step()
         finally:
+            self.client = former
             if commit_log.max_offset != end:
                 self._producers_of_turn.append(channel)
 

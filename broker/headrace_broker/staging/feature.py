@@ -27,6 +27,7 @@ def build(core: Core) -> Feature:
     )
     return Feature(
         scans=(staging.scan,),
+        staged_bytes=(staging.queries.staged_bytes,),
         moves=(staging,),
         processors=(StagingProcessor(store, core.messages.bulk, staging),),
         services=(

@@ -64,6 +64,11 @@ class Queries(dict[str, Query]):
             await self.in_thread(query.save)
         return query
 
+    def staged_bytes(self, query_id: str) -> int:
+        """Bytes of a query's attempts."""
+        query = self.get(query_id)
+        return sum(each.file_bytes for each in query.attempts.values()) if query else 0
+
     # -- what hosts have here ----------------------------------------------------------------------
 
     def register(self, query: Query, host: Host) -> None:

@@ -37,6 +37,7 @@ from headrace_protocol.system_topics import (
     BENCHMARK_TOPIC,
     DEFAULT_TOPIC,
     DLQ_PREFIX,
+    GROUP_PREFIXES,
     HALF_TOPIC,
     OFFSET_MOVED_TOPIC,
     OP_HALF_TOPIC,
@@ -189,6 +190,10 @@ class TopicTable:
         """True if a topic belongs to the broker and not to its users."""
         return topic in self._system_names or is_own_topic(topic)
 
+    def _is_owned(self, topic: str) -> bool:
+        """True if a topic belongs to whoever makes it, not to a group or to the broker."""
+        return not self.is_system(topic) and not topic.startswith(GROUP_PREFIXES)
+
     def check_writable(self, topic: TopicConfig) -> None:
         """Raise RequestError if clients may not send to ``topic``."""
         self.check_broker_writable()
@@ -257,6 +262,8 @@ class TopicTable:
             )
         self._check_kind(topic)
         self._check_not_being_deleted(topic)
+        if topic not in self._topics:
+            self._budget.makers.check("topics", 1)
 
     def _check_kind(self, topic: str) -> None:
         known = self._topics.get(topic)
@@ -312,6 +319,9 @@ class TopicTable:
         for name in created:
             self._check_not_being_deleted(name)
         if created:
+            if owned := list(filter(self._is_owned, created)):
+                self._budget.makers.check("topics", len(owned))
+                self._budget.makers.made("topics", owned)
             self.incarnations.created(created)
         for topic in changed:
             self._topics[topic.topic_name] = topic
@@ -328,6 +338,7 @@ class TopicTable:
             return
         if topic.topic_name not in self._topics:
             self.incarnations.assign(topic.topic_name, incarnation)
+            self._budget.makers.made("topics", [topic.topic_name])
         self._topics[topic.topic_name] = topic
         self._changed(topic)
 
@@ -367,6 +378,7 @@ class TopicTable:
         if self._topics.pop(topic, None) is None:
             return False
         self._budget.drop(("topic", topic))
+        self._budget.makers.gone("topics", topic)
         self.incarnations.deleted(topic)
         self._changed(None)
         return True

@@ -78,6 +78,13 @@ AUDIT_FAILING = Metric(
     "Time for which the audit log can't be written; 0 if it can",
 )
 
+QUOTA_HELD = Metric(
+    "headrace_quota_held_total", "counter", "Reads held back for a quota", ("of", "name")
+)
+QUOTA_REFUSED = Metric(
+    "headrace_quota_refused_total", "counter", "Requests refused for a quota", ("of", "name")
+)
+
 DAEMON_METRICS = (
     BUILD,
     CONNECTIONS,
@@ -94,6 +101,8 @@ DAEMON_METRICS = (
     CERTIFICATE_EXPIRY,
     AUDIT_DROPPED,
     AUDIT_FAILING,
+    QUOTA_HELD,
+    QUOTA_REFUSED,
 )
 
 

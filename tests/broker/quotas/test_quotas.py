@@ -11,88 +11,21 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
-from headrace_broker.quotas.table import QuotaTable
 from headrace_broker.server import Broker
-from headrace_broker.store.errors import StoreFormatError
-from headrace_broker.store.files.config_file import ConfigFile
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.aio import AsyncConnection
-from headrace_protocol.drivers.login import log_in
-from headrace_protocol.drivers.response import Response
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.metrics import parse, values
-from tests.support.wire import pull_header, send_header
+from tests.support.paused_clients import Client, clients_of, codes, quota
+from tests.support.wire import pull_header
 
-SEND = RequestCode.SEND_MESSAGE_V2
+PULL = RequestCode.PULL_MESSAGE
+ASKED = pull_header(topic="T", consumer_group="g")
 HELD, REFUSED = "headrace_quota_held_total", "headrace_quota_refused_total"
-BODY = b"x" * 10_000
-
-
-class Client:
-    """A client of a broker in memory, where time stands still until the test moves it."""
-
-    def __init__(self, clock: MockClock, connection: AsyncConnection) -> None:
-        self._clock, self._connection = clock, connection
-
-    async def begin(self, code: int, header: Any = None, body: bytes = b"") -> list[Response]:
-        """Send a request; the list has its answer once there is one."""
-        answers: list[Response] = []
-        connection = self._connection
-
-        def take(command: Any, body: Any, error: Any) -> None:
-            if error is None:  # else the test has ended
-                answers.append(Response(connection.address, code, command, body))
-
-        connection.submit(code, header, body, take)
-        await self.rest()
-        return answers
-
-    async def become(self, credentials: Credentials, *, by_session: bool) -> None:
-        """Log in, or sign from now on."""
-        if by_session:
-            await log_in(self._connection, credentials)
-        else:
-            self._connection.sign_as(credentials)
-
-    async def ask(self, code: int, header: Any = None, body: bytes = b"") -> Response:
-        (answer,) = await self.begin(code, header, body)
-        return answer
-
-    async def set(self, of: Of, name: str, **limits: Any) -> None:
-        (await self.ask(RequestCode.SET_QUOTA, body=quota(of, name, **limits))).expect()
-
-    async def send(self, **fields: Any) -> list[Response]:
-        return await self.begin(SEND, send_header(**fields), BODY)
-
-    async def close(self) -> None:
-        await self._connection.close()
-        await self.rest()
-
-    @property
-    def peer_is_headrace(self) -> bool:
-        return self._connection.peer_is_headrace
-
-    async def passes(self, seconds: float) -> None:
-        """Move the clock; the broker ticks before and after."""
-        self._clock.jump(seconds)
-        await self.rest()
-
-    async def rest(self) -> None:
-        """Wait until the broker has done what it can at this time."""
-        await wait_all_tasks_blocked(0.005)
-
-
-def quota(of: Of, name: str, **limits: Any) -> bytes:
-    return Quota(of=of, name=name, **limits).encode()
-
-
-def codes(answers: list[Response]) -> list[int]:
-    return [answer.command.code for answer in answers]
 
 
 @asynccontextmanager
@@ -101,15 +34,8 @@ async def clients(
 ) -> AsyncIterator[tuple[Broker, list[Client]]]:
     network = MemoryNetwork()
     broker = Broker(broker_config(folder, bind_address="127.0.0.1", **settings), network)
-    async with trio.open_nursery() as nursery:
-        address = await nursery.start(broker.run)
-        connections = [
-            AsyncConnection(await network.connect(address), address) for _ in range(count)
-        ]
-        for connection in connections:
-            nursery.start_soon(connection.run)
-        yield broker, [Client(clock, connection) for connection in connections]
-        nursery.cancel_scope.cancel()
+    async with clients_of(broker, network, clock, count) as several:
+        yield broker, several
 
 
 async def test_a_client_at_its_rate_is_not_read(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -182,6 +108,57 @@ async def test_a_group_reads_at_its_rate(tmp_path: Path, mock_clock: MockClock) 
         assert not later
         await client.passes(2)
         assert codes(later) == [0]
+
+
+NAMES: dict[Of, str] = {"topic": "T", "group": "g"}
+
+
+@pytest.mark.parametrize("of", NAMES)
+@pytest.mark.parametrize(("limit", "rate"), [("requests", 2.0), ("cpu", 1e-3)])
+async def test_requests_about_a_topic_or_a_group_have_rates(
+    tmp_path: Path, mock_clock: MockClock, of: Of, limit: str, rate: float
+) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        await client.send(topic="T")
+        await client.set(of, NAMES[of], **{limit: rate})
+        answered = 0
+        while answered < 100 and await client.begin(PULL, ASKED):
+            answered += 1
+        assert 0 < answered < 100
+
+
+@pytest.mark.parametrize("of", NAMES)
+async def test_too_many_requests_about_a_topic_or_a_group_are_refused(
+    tmp_path: Path, mock_clock: MockClock, of: Of
+) -> None:
+    async with clients(tmp_path, mock_clock, 16) as (_, several):
+        admin, *others = several
+        await admin.send(topic="T")
+        await admin.set(of, NAMES[of], requests=1.0)
+        answers = [answer for each in others for answer in await each.begin(PULL, ASKED)]
+        refused = codes(answers).count(ResponseCode.FLOW_CONTROL)
+        # Holding clients back settles what is owed at first; the rest is refused.
+        assert codes(answers) == [0] * (15 - refused) + [ResponseCode.FLOW_CONTROL] * refused
+        assert 0 < refused < 15
+        error = answers[-1].error()
+        assert f"[quota] {of} {NAMES[of]}: 1 requests/s" in (error.remark or "")
+        other = pull_header(topic="other", consumer_group="h")
+        assert (await admin.ask(PULL, other)).command.code == ResponseCode.TOPIC_NOT_EXIST
+        await admin.passes(error.retry_after_ms / 1000)
+        assert codes(await others[-1].begin(PULL, ASKED)) == [0]
+
+
+async def test_requests_that_name_no_limited_topic_cost_it_nothing(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with clients(tmp_path, mock_clock, 2) as (_, [admin, client]):
+        await admin.set("topic", "T", requests=1.0)
+        for _ in range(10):
+            # The names hold T, and are those of other topics.
+            assert codes(await client.send(topic="Tea")) == [0]
+        malformed = await client.ask(PULL, pull_header(topic="T"), b"x" * 100)
+        assert malformed.command.code != ResponseCode.FLOW_CONTROL
+        assert codes(await client.send(topic="T")) == [0]
 
 
 async def test_what_can_not_wait_is_refused_with_the_time_to_wait(
@@ -327,22 +304,13 @@ async def test_a_quota_outlives_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_damaged_file_ends_a_start(tmp_path: Path) -> None:
-    file = ConfigFile(tmp_path / "quotas.json")
-    QuotaTable(file).put(Quota(of="topic", name="T", bytes_in=1000))
-    for path in tmp_path.glob("quotas.json*"):
-        path.write_bytes(b"[]")
-    with pytest.raises(StoreFormatError, match=r"quotas\.json"):
-        QuotaTable(file)
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"of": "user", "name": ""}, "without a name"),
         ({"of": "topic", "name": "*", "bytesIn": 1.0}, "only users have a quota in common"),
-        ({"of": "topic", "name": "T", "cpu": 0.5}, "cpu is a limit of users only"),
-        ({"of": "group", "name": "g", "bytesIn": 5.0}, "bytes_in is a limit"),
+        ({"of": "topic", "name": "T", "connections": 5}, "connections is no limit of a topic"),
+        ({"of": "group", "name": "g", "bytesIn": 5.0}, "bytes_in is no limit of a group"),
         ({"of": "user", "name": "a", "requests": 0.0}, "requests=0 is too little"),
         ({"of": "user", "name": "a", "requests": -1.0}, "requests=-1 is too little"),
         ({"of": "user", "name": "a", "connections": 0}, "connections=0 is too little"),

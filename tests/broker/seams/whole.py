@@ -76,6 +76,7 @@ class Drawer:
             unconsumed=(self._unconsumed,),
             demands=(Demand("messages for the drawer", (PROPERTY,), apply=self._put),),
             targets=(self._target,),
+            staged_bytes=(self._staged_bytes,),
             turn_ends=(self._end_turn,),
             topic_rules=(self,),
             moves=(self,),
@@ -136,6 +137,10 @@ class Drawer:
     def _target(self, _topic: str, queue_id: int) -> int:
         self.used.add("targets")
         return queue_id
+
+    def _staged_bytes(self, _query_id: str) -> int:
+        self.used.add("staged_bytes")
+        return 0
 
     def _end_turn(self) -> bool:
         self.used.add("turn_ends")

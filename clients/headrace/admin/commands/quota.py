@@ -1,4 +1,4 @@
-"""``headrace quota``: limits what a user, a topic or a group takes of the brokers."""
+"""``headrace quota``: limits what a user, a topic or a group takes of the daemons."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _UNITS: Final = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
-class _Rate(click.ParamType[float]):
-    """Bytes a second, such as 10MB."""
+class _Bytes(click.ParamType[float]):
+    """Bytes, such as 10MB."""
 
-    name = "rate"
+    name = "bytes"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -32,21 +32,28 @@ class _Rate(click.ParamType[float]):
         found = _SIZE.fullmatch(str(value).removesuffix("/s"))
         unit = _UNITS.get(found[2].lower()) if found else None
         if found is None or unit is None:
-            self.fail(f"{value!r} is no rate: give bytes a second, such as 10MB", param, ctx)
+            self.fail(f"{value!r} is no number of bytes, such as 10MB", param, ctx)
         return float(found[1]) * unit
+
+
+class _WholeBytes(_Bytes):
+    """The same without a fraction."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return int(super().convert(value, param, ctx))
 
 
 _of = click.argument("of", metavar="user|topic|group", type=click.Choice(list(LIMITS)))
 _name = click.argument("name", metavar="NAME")
-_broker = click.option("--broker", metavar="NAME", help="Only this broker.")
+_broker = click.option("--broker", metavar="NAME", help="At this broker alone.")
 
 
 @options.group("quota", "headrace quota set topic orders --bytes-in 10MB")
 def command() -> None:
-    """Limit what a user, a topic or a group takes of the brokers.
+    """Limit what a user, a topic or a group takes of brokers and nameservers.
 
     A client at its limit is not read for a moment; what can't wait gets SYSTEM_BUSY with the time
-    after which to try again. Each broker applies a quota to what it serves itself.
+    after which to try again. Each daemon applies a quota to what it serves itself.
     """
 
 
@@ -54,13 +61,23 @@ def _limits(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
             click.option("--requests", type=float, metavar="N", help="Requests a second."),
-            click.option("--bytes-in", type=_Rate(), metavar="RATE", help="Such as 10MB a second."),
             click.option(
-                "--bytes-out", type=_Rate(), metavar="RATE", help="Such as 50MB a second."
+                "--bytes-in", type=_Bytes(), metavar="RATE", help="Such as 10MB a second."
+            ),
+            click.option(
+                "--bytes-out", type=_Bytes(), metavar="RATE", help="Such as 50MB a second."
             ),
             click.option("--cpu", type=float, metavar="SHARE", help="Of the loop: 0.2 is a fifth."),
             click.option("--connections", type=int, metavar="N", help="Connections at a time."),
             click.option("--held-pulls", type=int, metavar="N", help="Pulls that wait at a time."),
+            click.option("--topics", type=int, metavar="N", help="Topics that the user has made."),
+            click.option("--groups", type=int, metavar="N", help="Groups that the user has made."),
+            click.option(
+                "--staged-bytes",
+                type=_WholeBytes(),
+                metavar="BYTES",
+                help="Such as 1GB of staged writes at a time.",
+            ),
         )
     ):
         function = option(function)
@@ -71,7 +88,8 @@ def _limits(function: Callable[..., None]) -> Callable[..., None]:
     "set",
     "headrace quota set user alice --requests 1000 --bytes-out 50MB",
     "headrace quota set user '*' --connections 100",
-    "headrace quota set topic orders --bytes-in 10MB",
+    "headrace quota set user bob --topics 100 --groups 20 --staged-bytes 1GB",
+    "headrace quota set topic orders --bytes-in 10MB --requests 5000",
 )
 @_of
 @_name
@@ -84,10 +102,12 @@ def set_quota(
     """Set the limits of a user, a topic or a group, in place of those it has.
 
     A user may be an address, for clients that do not log in. The user * is each user, and each
-    address, without a quota of its own. Topics have --bytes-in and --bytes-out, groups --bytes-out.
+    address, without a quota of its own. Topics have --requests, --bytes-in, --bytes-out and --cpu,
+    groups the same but --bytes-in. Nameservers apply --requests, --bytes-in, --bytes-out, --cpu and
+    --connections of users.
     """
     quota = Quota(of=of, name=name, **limits)
-    if quota.is_empty:
+    if not quota.limits:
         raise click.UsageError("give at least one limit, or use `headrace quota remove`")
     run_admin(lambda admin: admin.set_quota(quota, broker=broker), nameserver)
     print_record(_row(quota, as_json=as_json), as_json=as_json)
@@ -110,12 +130,12 @@ def remove(of: Of, name: str, broker: str | None, nameserver: str | None, *, as_
 @command.subcommand("list", "headrace quota list", "headrace quota list --json")
 @options.answer
 def list_quotas(nameserver: str | None, *, as_json: bool) -> None:
-    """List the quotas of all brokers."""
+    """List the quotas of all brokers and nameservers."""
     with warned() as problems:
         found = run_admin(lambda admin: admin.quotas(problems=problems), nameserver)
         rows = [
-            {"broker": broker, **_row(quota, as_json=as_json)}
-            for broker, quotas in sorted(found.items())
+            {"daemon": daemon, **_row(quota, as_json=as_json)}
+            for daemon, quotas in sorted(found.items())
             for quota in quotas
         ]
     print_rows(with_problems(rows, problems), as_json=as_json, empty="no quotas are set")

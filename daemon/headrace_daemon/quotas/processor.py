@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.persistence import saved
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.quotas import Quota, QuotaList
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
-    from headrace_broker.quotas.table import QuotaTable
     from headrace_daemon.host_log import HostLog
+    from headrace_daemon.quotas.table import QuotaTable
     from headrace_protocol.serving import Registry, Request
 
 
@@ -29,11 +28,10 @@ class QuotaProcessor:
     async def set(self, request: Request) -> Reply:
         """Set or remove a quota, from the next request of any client on."""
         quota = Quota.decode(request.body)
-        self._table.put(quota)
-        await saved(self._table.saved.when_saved)
+        await self._table.put(quota)
         self._changes.info(
             request.channel.address,
-            "quota removed" if quota.is_empty else "quota set",
+            "quota set" if quota.limits else "quota removed",
             of=quota.of,
             name=quota.name,
         )
