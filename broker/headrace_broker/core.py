@@ -318,7 +318,9 @@ def _frames(
 def _peers(config: BrokerConfig, serving: Serving) -> tuple[Peers, Nameservers]:
     inner = config.access_config().inner
     peers = Peers(serving.network.connect, lambda: config.forward_timeout, credentials=inner)
-    nameservers = Nameservers(peers, config.broker_cluster_name, config.nameservers)
+    nameservers = Nameservers(
+        peers, config.broker_cluster_name, config.nameservers, serving.network.names
+    )
     peers.find_address = nameservers.find_address
     peers.on_waiting = lambda is_waiting: serving.server.share_loop(is_shared=is_waiting)
     return peers, nameservers

@@ -50,6 +50,7 @@ from headrace_protocol.nameserver_headers import (
     GetRouteInfoHeader,
     GetRouteInfoResponseHeader,
 )
+from headrace_protocol.tls.names import ServerNames
 
 if TYPE_CHECKING:
     import msgspec
@@ -85,7 +86,7 @@ _MISSING_ROUTE_S = 0.2
 RequestHandler = Callable[[AsyncConnection, RequestReceived], None]
 
 
-def _connector(options: ConnectOptions, nameserver: object) -> Connect:
+def _connector(options: ConnectOptions, nameserver: object, names: ServerNames) -> Connect:
     """Connects with TLS, or without. Raises ConfigurationError."""
     settings = resolve_tls(options, nameserver)
     if settings is None:
@@ -94,7 +95,7 @@ def _connector(options: ConnectOptions, nameserver: object) -> Connect:
     from headrace_protocol.tls.settings import TlsError
 
     try:
-        return tls_connector(settings)
+        return tls_connector(settings, names)
     except TlsError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -110,6 +111,7 @@ class ClientInstance:
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
     outages: what the client's retries wait for.
+    server_names: those of brokers that the client has heard of.
     """
 
     def __init__(
@@ -128,7 +130,8 @@ class ClientInstance:
         self.producer_group = producer_group
         self.consumers: list[ConsumerData] = []
         self.handlers: dict[int, RequestHandler] = {}
-        self.connect = connect or _connector(how or {}, nameserver)
+        self.server_names = ServerNames()
+        self.connect = connect or _connector(how or {}, nameserver, self.server_names)
         account = resolve_account(how or {}, nameserver)
         self._log_ins = None if account is None else LogIns(account, self.outages)
         self._connections: dict[str, AsyncConnection] = {}
@@ -350,7 +353,9 @@ class ClientInstance:
             raise RouteNotFound(
                 topic, response.command.remark, awaits_broker=self._awaits_broker(topic, response)
             )
-        return TopicRoute.of(topic, response, anyio.current_time())
+        route = TopicRoute.of(topic, response, anyio.current_time())
+        self.server_names.learn(route.data.broker_datas)
+        return route
 
     def _awaits_broker(self, topic: str, response: Response) -> bool:
         """True if a broker may yet register ``topic``, which the nameserver does not know.

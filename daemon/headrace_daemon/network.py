@@ -21,6 +21,7 @@ from headrace_daemon.serving.ports import listen
 from headrace_daemon.serving.socket_loop import serve_sockets
 from headrace_daemon.serving.stream_transport import serve_stream
 from headrace_protocol.drivers.aio import connect_tcp
+from headrace_protocol.tls.names import ServerNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,12 @@ class Listener:
 
 
 class Network(Protocol):
-    """A way for processes, or parts of one, to reach each other by ``host:port``."""
+    """A way for processes, or parts of one, to reach each other by ``host:port``.
+
+    names: of the servers that are connected to, which connections with TLS look for.
+    """
+
+    names: ServerNames
 
     def listen(self, host: str, port: int) -> Listener:
         """Take an address; port 0 lets the network choose a port.
@@ -100,6 +106,7 @@ class TcpNetwork:
 
     def __init__(self, tls: TlsFile | None = None) -> None:
         self.certificates: Certificates | None = None
+        self.names = ServerNames()
         self._connect: Connect = connect_tcp
         if tls is not None and tls.server is not None:
             from headrace_daemon.serving.certificates import Certificates
@@ -108,7 +115,7 @@ class TcpNetwork:
         if tls is not None and tls.client is not None:
             from headrace_protocol.tls.connect import tls_connector
 
-            self._connect = tls_connector(tls.client)
+            self._connect = tls_connector(tls.client, self.names)
 
     def listen(self, host: str, port: int) -> Listener:
         """See Network."""
@@ -160,6 +167,7 @@ class MemoryNetwork:
     """Addresses that exist only in this object; for trio."""
 
     def __init__(self) -> None:
+        self.names = ServerNames()
         self._listeners: set[str] = set()
         self._servers: dict[str, tuple[RemotingServer, trio.Nursery]] = {}
         self._last_port = 0

@@ -26,6 +26,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.fastjson import Written
 from headrace_protocol.serving import Reply
+from headrace_protocol.tls.names import ServerNames
 from headrace_protocol.waiting import take_break
 from tests.support.nameserver import frame, register_header
 from tests.support.scripted import Scripted, scripted
@@ -61,7 +62,7 @@ async def no_look(_nameserver: str) -> None:
 def registration(peers: Peers, nameserver: str) -> Registration:
     return Registration(
         BrokerConfig(broker_name="broker-a"),
-        Nameservers(peers, "DefaultCluster", [nameserver]),
+        Nameservers(peers, "DefaultCluster", [nameserver], ServerNames()),
         NoTopics(),  # type: ignore[arg-type]
         NoMappings(),
         no_look,

@@ -104,7 +104,7 @@ class LifeNetwork:
 
     def __init__(self, network: FaultyNetwork) -> None:
         self._network = network
-        self.serve = network.serve
+        self.serve, self.names = network.serve, network.names
         self._address = ""
         self._streams: list[MemoryByteStream] = []
         self._is_over = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 import trio
 from cryptography import x509
@@ -14,8 +16,12 @@ from cryptography import x509
 import headrace
 from headrace import blocking
 from headrace.admin.commands.doctor import diagnose
-from headrace.errors import ConfigurationError, NameserverUnavailable
+from headrace.errors import ConfigurationError, NameserverUnavailable, TlsFailed
+from headrace.spark.cluster import Cluster
+from headrace.spark.connections import Connections
+from headrace.spark.options import read_options
 from headrace.values import now_ms
+from headrace_protocol.tls.names import ServerNames
 from headrace_protocol.tls.settings import ClientTls
 from tests.support.certificates import Authority
 from tests.support.processes import run
@@ -26,6 +32,57 @@ from tests.support.secured import Secured
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with Secured(tmp_path_factory.mktemp("tls")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A cluster whose broker's certificate has its name, and no address."""
+    cluster = Secured(tmp_path_factory.mktemp("named"))
+    cluster.command("cert", "issue", "named", "broker-a.DefaultCluster")
+    for file, old, new in (
+        ("tls.properties", "/server.", "/named."),
+        ("broker.conf", "=tls.properties", "=named.properties"),
+    ):
+        text = (cluster.folder / file).read_text().replace(old, new)
+        (cluster.folder / file.replace("tls", "named")).write_text(text)
+    with cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_clients_accept_a_certificate_with_the_brokers_name(named: Secured, backend: str) -> None:
+    async def main() -> None:
+        async with headrace.Admin(**named.at) as admin:
+            await admin.create_topic(f"T_{backend}", queues=2)
+            assert [node.broker_name for node in await admin.cluster()] == ["broker-a"]
+        async with headrace.Producer(**named.at) as producer:
+            await producer.send(headrace.Message(f"T_{backend}", b"x"))
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.slow
+def test_commands_and_tasks_accept_a_certificate_with_the_brokers_name(named: Secured) -> None:
+    named.command("context", "add", "lab", named.nameserver, "--ca-file", named.ca_file)
+    named.command("context", "use", "lab")
+    assert named.command("send", "Lab", "x").returncode == 0
+    doctor = named.command("doctor", "--json")
+    assert [row["problem"] for row in json.loads(doctor.stdout)] == [None, None]
+    dial = read_options(
+        {"topic": "Lab", "nameserver": named.nameserver, "caFile": named.ca_file}
+    ).dial
+    with Cluster([named.nameserver], dial) as cluster:
+        assert cluster.masters().keys() == {"broker-a"}
+        [address] = cluster.masters().values()
+        cluster.open(address)
+    with Connections(pickle.loads(pickle.dumps(dial))) as task:
+        task.open(address)
+    with (
+        Connections(dial._replace(names=ServerNames())) as stranger,
+        pytest.raises(TlsFailed, match=r"not for 127\.0\.0\.1: connect by a name"),
+    ):
+        stranger.open(address)
 
 
 @pytest.mark.slow

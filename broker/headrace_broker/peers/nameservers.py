@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.statictopic.mapping import MappingInfo
+    from headrace_protocol.tls.names import ServerNames
 
 T = TypeVar("T")
 # By broker name, what the broker has registered of a static topic.
@@ -41,13 +42,16 @@ DEPARTED: Final = (RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfoHeader(depart
 class Nameservers:
     """Look-ups at the nameservers to which this broker is connected.
 
-    addresses: of all its nameservers. peers: its connections.
+    addresses: of all its nameservers. peers: its connections. names: learn those of brokers.
     """
 
-    def __init__(self, peers: Peers, cluster: str, addresses: Sequence[str]) -> None:
+    def __init__(
+        self, peers: Peers, cluster: str, addresses: Sequence[str], names: ServerNames
+    ) -> None:
         self.addresses = addresses
         self.peers = peers
         self._cluster = cluster
+        self._names = names
         self._held: list[str] = []
 
     @asynccontextmanager
@@ -121,7 +125,10 @@ class Nameservers:
         if response.command.code != ResponseCode.SUCCESS:
             return {}
         body = response.decode(GetBrokerMemberGroupResponseBody)
-        return (body.broker_member_group or BrokerMemberGroup()).broker_addrs
+        addresses = (body.broker_member_group or BrokerMemberGroup()).broker_addrs
+        for address in addresses.values():
+            self._names.put(address, broker_name, self._cluster)
+        return addresses
 
     async def departed(self, nameserver: str) -> list[DepartedBroker]:
         """The brokers that left, as a nameserver remembers them. Raises HeadraceError.

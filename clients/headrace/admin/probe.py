@@ -22,7 +22,7 @@ from headrace_protocol.drivers.address import split_address
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import TLS, foreign_protocol
 from headrace_protocol.tls.contexts import client_context
-from headrace_protocol.tls.reasons import why
+from headrace_protocol.tls.reasons import is_of_another, why
 
 if TYPE_CHECKING:
     from headrace_protocol.command import Command
@@ -70,12 +70,14 @@ class Finding(NamedTuple):
     body: body of the response to the role's request; empty if there was a problem.
     expires_s: Unix time at which the server's certificate expires; None without TLS.
     is_denied: whether it serves users only, which is the problem then; the probe logs nobody in.
+    is_of_another: whether its certificate is for another name, which is the problem then.
     """
 
     problem: str | None
     body: bytes = b""
     expires_s: float | None = None
     is_denied: bool = False
+    is_of_another: bool = False
 
 
 async def examine(
@@ -95,24 +97,25 @@ async def examine(
         secured = trio.SSLStream(
             stream, client_context(tls), server_hostname=name, https_compatible=True
         )
-        if problem := await _handshake_problem(secured, name, timeouts):
-            return Finding(problem)
+        if (found := await _handshake(secured, name, timeouts)) is not None:
+            return found
         found = await _examine(secured, address, role, timeouts)
         end = ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"])
         return found._replace(expires_s=end)
 
 
-async def _handshake_problem(
+async def _handshake(
     stream: trio.SSLStream[trio.SocketStream], name: str, timeouts: Timeouts
-) -> str | None:
-    """The reason of a handshake that fails. name: that the certificate must have."""
+) -> Finding | None:
+    """The problem of a handshake that fails. name: that the certificate must have."""
     try:
         with trio.fail_after(timeouts.connect_s):
             await stream.do_handshake()
     except trio.BrokenResourceError as error:
-        return why(error.__cause__ or error, name)
+        cause = error.__cause__ or error
+        return Finding(why(cause, (name,)), is_of_another=is_of_another(cause))
     except trio.TooSlowError:
-        return f"no TLS handshake within {timeouts.connect_s:g} s"
+        return Finding(f"no TLS handshake within {timeouts.connect_s:g} s")
     return None
 
 

@@ -111,7 +111,9 @@ class BrokerRequests(Startable):
         self._instance.check_open("Admin")
         code = RequestCode.GET_BROKER_CLUSTER_INFO
         response = await self._instance.ask_nameserver(code, ClusterInfoHeader(departed=True))
-        return response.expect().decode(ClusterInfo)
+        info = response.expect().decode(ClusterInfo)
+        self._instance.server_names.learn(info.broker_addr_table.values())
+        return info
 
     async def forget_broker(self, name: str) -> bool:
         """Tell all nameservers that a departed broker won't come back.

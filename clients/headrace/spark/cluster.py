@@ -182,12 +182,15 @@ class Cluster(Connections):
                 f"({response.command.remark}): check its spelling, or create it with "
                 f"`headrace topic create {topic}`"
             )
-        return TopicRoute.of(topic, response, fetched_at=0.0)
+        route = TopicRoute.of(topic, response, fetched_at=0.0)
+        self.dial.learn(route.data.broker_datas)
+        return route
 
     def masters(self) -> dict[str, str]:
         """Address of the master of each broker, by name. Raises NameserverUnavailable."""
         response = self.ask_nameserver(RequestCode.GET_BROKER_CLUSTER_INFO)
         brokers = response.expect().decode(ClusterInfo).broker_addr_table
+        self.dial.learn(brokers.values())
         return {
             name: broker.broker_addrs[MASTER_ID]
             for name, broker in brokers.items()

@@ -15,15 +15,16 @@ from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import OffsetResponseHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import msgspec
 
     from headrace.accounts import Account
-    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.bodies import BrokerData, MessageQueue
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.frame import Buffer
     from headrace_protocol.headers import QueueHeader
+    from headrace_protocol.tls.names import ServerNames
     from headrace_protocol.tls.settings import ClientTls
 
 Request = tuple[int, "msgspec.Struct | None", "Buffer"]
@@ -39,15 +40,23 @@ class Dial(NamedTuple):
     """How to connect: with TLS, and as a user. Without passwords, since plans show it.
 
     Each process finds them in files, or in its environment.
+
+    names: of brokers with TLS; the driver learns them, and its tasks have what it knows then.
     """
 
     tls: ClientTls | None = None
     account: Account | None = None
+    names: ServerNames | None = None
 
     def connect(self, address: str) -> BlockingConnection:
         """A new connection. Raises as ``BlockingConnection.connect``, and ConfigurationError."""
         proof = None if self.account is None else self.account.find()
-        return BlockingConnection.connect(address, with_password(self.tls), proof)
+        return BlockingConnection.connect(address, with_password(self.tls), proof, self.names)
+
+    def learn(self, brokers: Iterable[BrokerData]) -> None:
+        """Note the names of brokers."""
+        if self.names is not None:
+            self.names.learn(brokers)
 
 
 PLAIN: Final = Dial()

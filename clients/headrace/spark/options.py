@@ -22,6 +22,7 @@ from headrace.spark.retry import READING, Patience
 from headrace.spark.tier.locations import TierAccess
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.system_topics import READER_GROUP
+from headrace_protocol.tls.names import ServerNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -299,7 +300,8 @@ def nameservers(options: Options) -> tuple[str, ...]:
 
 def dial(options: Options) -> Dial:
     """How connections are opened, without passwords. Raises OptionError."""
-    return Dial(_tls(options), _account(options))
+    tls = _tls(options)
+    return Dial(tls, _account(options), None if tls is None else ServerNames())
 
 
 def _account(options: Options) -> Account | None:

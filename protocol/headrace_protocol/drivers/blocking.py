@@ -26,7 +26,8 @@ from headrace_protocol.drivers.errors import (
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.rights.bearer import RENEWAL
-from headrace_protocol.tls.sockets import secure
+from headrace_protocol.tls.names import ServerNames
+from headrace_protocol.tls.sockets import connect_secured
 
 if TYPE_CHECKING:
     import msgspec
@@ -68,19 +69,23 @@ class BlockingConnection:
         address: str,
         tls: ClientTls | None = None,
         proof: Credentials | Token | None = None,
+        names: ServerNames | None = None,
         *,
         timeout_ms: float = 5000,
     ) -> BlockingConnection:
         """Open a connection to ``host:port`` and log in, if there is a proof of a user.
 
+        names: of servers with TLS, as the client learns them.
+
         Raises ConnectFailed, TlsFailed; with a proof also what ``log_in`` raises.
         """
-        try:
-            sock = socket.create_connection(split_address(address), timeout_ms / 1000)
-        except (OSError, ValueError) as error:  # ValueError: a malformed address
-            raise ConnectFailed(address, error) from error
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = cls(sock if tls is None else secure(sock, tls, address), address)
+        open_socket = partial(_open_socket, address, timeout_ms / 1000)
+        sock = (
+            open_socket()
+            if tls is None
+            else connect_secured(open_socket, tls, address, names or ServerNames())
+        )
+        connection = cls(sock, address)
         if proof is not None:
             connection._log_in(proof)
         return connection
@@ -229,3 +234,12 @@ class BlockingConnection:
         if not received:
             raise ConnectionResetError("the peer closed it")
         return events
+
+
+def _open_socket(address: str, timeout_s: float) -> socket.socket:
+    try:
+        sock = socket.create_connection(split_address(address), timeout_s)
+    except (OSError, ValueError) as error:  # ValueError: a malformed address
+        raise ConnectFailed(address, error) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NAME_MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _UNKNOWN_AUTHORITY: Final = (18, 19, 20)
@@ -40,14 +43,19 @@ def reason_of(error: ssl.SSLError) -> str:
     return alert_of(error) or _FAULTS.get(name, name.lower().replace("_", " "))
 
 
-def why(error: BaseException, name: str) -> str:
-    """The reason of a client's failed handshake. name: that the certificate must have."""
+def is_of_another(error: BaseException) -> bool:
+    """True if a certificate is valid, but for another name."""
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _NAME_MISMATCH
+
+
+def why(error: BaseException, names: Sequence[str]) -> str:
+    """The reason of a client's failed handshake. names: one of which the certificate must have."""
+    if is_of_another(error):
+        return (
+            f"its certificate is not for {' or '.join(names)}: connect by a name that it has, or "
+            "set server_name (HEADRACE_TLS_SERVER_NAME) to one"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _NAME_MISMATCH:
-            return (
-                f"its certificate is not for {name}: connect by a name that it has, or set "
-                "server_name (HEADRACE_TLS_SERVER_NAME) to one"
-            )
         if error.verify_code in _UNKNOWN_AUTHORITY:
             return (
                 "its certificate is of an authority that is not trusted here: set ca_file "

@@ -388,7 +388,7 @@ async def two_nameservers() -> AsyncIterator[tuple[Nameservers, Scripted, Script
     async with scripted(network, 2) as (one, two), trio.open_nursery() as nursery:
         asked = Peers(network.connect, lambda: TIMEOUT_MS)
         nursery.start_soon(asked.run)
-        nameservers = Nameservers(asked, "c", [one.address, two.address])
+        nameservers = Nameservers(asked, "c", [one.address, two.address], network.names)
         async with nameservers.hold(one.address), nameservers.hold(two.address):
             yield nameservers, one, two
         nursery.cancel_scope.cancel()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import BrokerData, ClusterInfo
     from headrace_protocol.departed import ClusterInfoHeader, DepartedBroker
     from headrace_protocol.drivers.response import Response
+    from headrace_protocol.tls.names import ServerNames
     from headrace_protocol.tls.settings import ClientTls
 
     # The answer of the server at an address to a request by its code. Raises HeadraceError.
@@ -98,17 +99,21 @@ async def diagnose(
     """
     from headrace.admin.probe import Role
     from headrace.tasks import gather
+    from headrace_protocol.tls.names import ServerNames
 
     async def examine(address: str, role: Role) -> Finding:
-        return await _examine(address, role, tls, ask)
+        return await _examine(address, role, tls, names, ask)
 
+    names = ServerNames()
     checks: list[Check] = []
     clusters: dict[str, ClusterInfo] = {}
     for address in nameservers:
-        problem, body, expires_s, _ = await examine(address, Role.NAMESERVER)
+        problem, body, expires_s, *_ = await examine(address, Role.NAMESERVER)
         problem = problem or _nameserver_problem(address, body, clusters)
         checks.append(Check("nameserver", "-", address, problem))
         checks += certificate_checks("-", address, expires_s, wall_ms())
+    for cluster in clusters.values():
+        names.learn(cluster.broker_addr_table.values())
     brokers = {
         (broker.broker_name, broker_id, address): loopback
         for nameserver, cluster in clusters.items()
@@ -119,7 +124,7 @@ async def diagnose(
 
     async def check(node_at: tuple[str, int, str]) -> list[Check]:
         name, broker_id, address = node_at
-        problem, body, expires_s, _ = await examine(address, Role.BROKER)
+        problem, body, expires_s, *_ = await examine(address, Role.BROKER)
         node = f"{name}:{broker_id}"
         problem, found = (
             (problem, []) if problem else _broker_problems(node, address, body, wall_ms())
@@ -141,11 +146,16 @@ async def diagnose(
     return checks
 
 
-async def _examine(address: str, role: Role, tls: ClientTls | None, ask: Ask | None) -> Finding:
+async def _examine(
+    address: str, role: Role, tls: ClientTls | None, names: ServerNames, ask: Ask | None
+) -> Finding:
     """The finding of the probe, or as the user where it is denied."""
     from headrace.admin.probe import examine
 
     found = await examine(address, role, tls)
+    if tls is not None and found.is_of_another:
+        *_, own = names.of(tls, address)
+        found = await examine(address, role, tls._replace(server_name=own))
     if ask is None or not found.is_denied:
         return found
     try:
