@@ -25,6 +25,7 @@ _HEADER_LENGTH_MASK = 0xFFFFFF
 
 # A server that requires TLS answers with an alert.
 TLS: Final = "TLS"
+TLS_CLIENT: Final = "TLS (this port speaks plain text)"
 # First bytes of other protocols that are sent to a remoting port by mistake.
 _FOREIGN = (
     (b"PRI ", "HTTP/2 (a gRPC client speaks to the proxy's port, not to this one)"),
@@ -38,7 +39,7 @@ _FOREIGN = (
     (b"<!DO", "HTTP"),
     (b"PROX", "the PROXY protocol"),
     (b"SSH-", "SSH"),
-    (b"\x16\x03", "TLS (this port speaks plain text)"),
+    (b"\x16\x03", TLS_CLIENT),
     (b"\x15\x03", TLS),
 )
 

@@ -28,6 +28,7 @@ from headrace_protocol.drivers.errors import HeadraceError, WrongServer
 from headrace_protocol.frame import Frame, frame_prefix
 from headrace_protocol.tls.connect import tls_connector
 from headrace_protocol.tls.contexts import client_context
+from headrace_protocol.tls.names import ServerNames
 from headrace_protocol.tls.settings import ClientAuth, ClientTls, ServerTls, TlsFile, TlsMode
 from tests.support.certificates import Authority, Raw
 from tests.support.echo import Echo, frame
@@ -135,6 +136,57 @@ async def test_a_server_that_can_not_be_verified_is_not_talked_to(
         assert "not for localhost" in await failure(tls_connector(ours), localhost)
         named = tls_connector(ours._replace(server_name="127.0.0.1"))
         assert await echo(named, localhost, b"named") == b"named"
+
+
+async def test_a_broker_at_an_ip_may_have_a_certificate_with_its_name(
+    authority: Authority,
+) -> None:
+    cert, key = authority.issue("named", "broker-a.c")
+    settings = authority.server()._replace(cert_file=cert, key_file=key)
+    names, tls = ServerNames(), authority.client()
+    blocking = partial(BlockingConnection.connect, tls=tls, names=names)
+    async with serving(settings) as (address, server):
+        for host, broker in (
+            ("127.0.0.1", None),
+            ("127.0.0.1", "broker-b"),
+            ("localhost", "broker-a"),
+        ):
+            at = address.replace("127.0.0.1", host)
+            if broker is not None:
+                names.put(at, broker, "c")
+            with pytest.raises(WrongServer) as caught:
+                await trio.to_thread.run_sync(blocking, at)
+            text = await failure(tls_connector(tls, names), at)
+            assert text == str(caught.value)
+            assert f"not for {host}{f' or {broker}.c' if broker == 'broker-b' else ''}: " in text
+        names.put(address, "broker-a", "c")
+        handshakes = server.turned_away_count
+        assert await echo(tls_connector(tls, names), address, b"named") == b"named"
+        assert names.of(tls, address) == ("broker-a.c", "127.0.0.1")
+        (await trio.to_thread.run_sync(blocking, address)).close()
+        assert server.turned_away_count == handshakes
+        named = tls_connector(tls._replace(server_name="x.org"), names)
+        assert "not for x.org:" in await failure(named, address)
+
+
+async def test_a_client_with_the_wrong_kind_of_connection_is_one_line_for_its_host(
+    authority: Authority,
+) -> None:
+    for settings, connect, reason in (
+        (authority.server(), connect_tcp, "no TLS, which this port requires"),
+        (None, tls_connector(authority.client()), "TLS, which this port does not speak"),
+    ):
+        with structlog.testing.capture_logs() as logs:
+            async with serving(settings, ServerLimits(sweep_s=0.2)) as (address, server):
+                for _ in range(30):
+                    await failure(connect, address)
+                await until(lambda server=server: not server._turned_away)  # type: ignore[misc]
+        found = [line for line in logs if line["event"] == "clients turned away"]
+        assert {line["host"] for line in found} == {"127.0.0.1"}, (reason, logs)
+        assert sum(line["count"] for line in found) == 30
+        assert len(found) <= 3
+        assert all(line["reason"].startswith(reason) for line in found)
+        assert not [line for line in logs if line["event"] == "client closed"]
 
 
 async def test_an_expired_certificate_is_rejected(authority: Authority) -> None:

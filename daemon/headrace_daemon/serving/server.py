@@ -19,8 +19,8 @@ from headrace_daemon.late import LateRequests
 from headrace_daemon.process import connections_max
 from headrace_daemon.serving.server_channel import Event, ServerChannel
 from headrace_protocol.codes import code_name
-from headrace_protocol.errors import RemoteProtocolError
-from headrace_protocol.frame import FRAME_BYTES_MAX, frame_bytes
+from headrace_protocol.errors import ForeignProtocol, RemoteProtocolError
+from headrace_protocol.frame import FRAME_BYTES_MAX, TLS_CLIENT, frame_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,10 @@ log = structlog.get_logger("headrace.server")
 
 _SWEPT_AT_ONCE = 200
 _REPORTED_AT_ONCE = 10
+_TLS_ON_PLAIN = (
+    "TLS, which this port does not speak: connect without it (tls=False), or name a file with a "
+    "certificate in tlsConfigFile"
+)
 # Longest time that the server keeps other tasks of its loop waiting; epoll's shortest timeout.
 BUSY_WAIT_S = 0.001
 
@@ -165,7 +169,7 @@ class RemotingServer:
                     self._sent_first_frame(channel)
                 self._serve(channel, frames)
         except RemoteProtocolError as error:
-            self.close_channel(channel, str(error), is_fault=True)
+            self.close_faulty(channel, error)
             return
         except Exception as error:  # noqa: BLE001 - a bug costs only the client that triggers it
             self.failed(channel, error)
@@ -208,7 +212,7 @@ class RemotingServer:
         try:
             work(channel)
         except RemoteProtocolError as error:
-            self.close_channel(channel, str(error), is_fault=True)
+            self.close_faulty(channel, error)
         except Exception as error:  # noqa: BLE001 - as in received
             self.failed(channel, error)
 
@@ -383,6 +387,14 @@ class RemotingServer:
         self._turned_away[channel.address.rpartition(":")[0], reason] += 1
         self.turned_away_count += 1
         self.close_channel(channel, "")
+
+    def close_faulty(self, channel: ServerChannel, error: RemoteProtocolError) -> None:
+        """Close a client that violates the protocol."""
+        if isinstance(error, ForeignProtocol) and error.protocol == TLS_CLIENT:
+            # It is not hostile, and tries again for ever.
+            self.turn_away(channel, _TLS_ON_PLAIN)
+        else:
+            self.close_channel(channel, str(error), is_fault=True)
 
     def close_channel(self, channel: ServerChannel, reason: str, *, is_fault: bool = False) -> None:
         """Close a client; ``reason`` is logged if the client is to blame."""

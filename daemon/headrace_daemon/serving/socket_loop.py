@@ -217,7 +217,7 @@ class SocketLoop:
         except OSError:
             data = None
         except RemoteProtocolError as error:
-            self.server.close_channel(channel, str(error), is_fault=True)
+            self.server.close_faulty(channel, error)
             return
         if data:
             count = len(data)
