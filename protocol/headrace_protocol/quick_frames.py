@@ -41,11 +41,45 @@ class SendCommand(msgspec.Struct, gc=False):
 decode_send = msgspec.json.Decoder(SendCommand, strict=False).decode
 
 
+class SignedFields(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """All fields of a signed SEND_MESSAGE_V2 request: a signature counts those that it leaves out.
+
+    One with others is served by itself.
+    """
+
+    access_key: str = msgspec.field(name="AccessKey")
+    security_token: str = msgspec.field(name="SecurityToken", default="")
+    signature: str = msgspec.field(name="Signature")
+    a: str = ""
+    b: str = ""
+    c: str = ""
+    d: str = ""
+    e: str = ""
+    f: str = ""
+    g: str = ""
+    h: str = ""
+    i: str = ""
+    j: str = ""
+    k: str = ""
+    l: str = ""  # noqa: E741 - its name on the wire
+    m: str = ""
+    n: str = ""
+
+    def text(self) -> str:
+        """What ``rights.signature.signed_text`` says of them."""
+        return "".join(
+            (
+                *(self.access_key, self.security_token),
+                *(self.a, self.b, self.c, self.d, self.e, self.f, self.g),
+                *(self.h, self.i, self.j, self.k, self.l, self.m, self.n),
+            )
+        )
+
+
 class SignedSend(msgspec.Struct, gc=False):
     """What a signature of a SEND_MESSAGE_V2 request is about; see ``rights.signature``."""
 
-    fields: dict[str, str] = msgspec.field(name="extFields")
-    version: Int64 = 0
+    fields: SignedFields = msgspec.field(name="extFields")
 
 
 decode_signed = msgspec.json.Decoder(SignedSend).decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from random import Random
 
 import pytest
 
@@ -16,7 +17,15 @@ from headrace_protocol.headers import (
     SendMessageHeaderV2,
     SendMessageResponseHeader,
 )
-from headrace_protocol.quick_frames import SendAnswer, decode_send, pull_found, send_replies
+from headrace_protocol.quick_frames import (
+    UNREADABLE,
+    SendAnswer,
+    decode_send,
+    decode_signed,
+    pull_found,
+    send_replies,
+)
+from headrace_protocol.rights.signature import signed_text
 
 STORE_HOST = "7F00000100002A9F"
 
@@ -105,3 +114,28 @@ def test_a_send_is_read_as_by_the_general_codec() -> None:
     slow = command.header(SendMessageHeaderV2)
     for name in quick.fields.__struct_fields__:
         assert getattr(quick.fields, name) == getattr(slow, name), name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_send_signs_is_read_as_by_the_general_way(seed: int) -> None:
+    rng = Random(seed)
+    names = ["AccessKey", "Signature", *rng.sample(["SecurityToken", *"abcdefghijklmn"], 9)]
+    fields = {name: rng.choice(["", "x", "é\x01", name]) for name in rng.sample(names, len(names))}
+    header = encode_frame(SerializeType.JSON, 310, 9, fields=fields)[8:]
+    read = decode_signed(header).fields
+    assert (read.text(), read.signature) == (signed_text(fields), fields["Signature"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Signature": "s"},
+        {"AccessKey": "alice"},
+        {"AccessKey": "alice", "Signature": "s", "another": "field"},
+        {"AccessKey": "alice", "Signature": "s", "_UNIQUE_KEY_QUERY": "true"},
+    ],
+)
+def test_a_send_that_signs_other_fields_is_served_by_itself(fields: dict[str, str]) -> None:
+    header = encode_frame(SerializeType.JSON, 310, 9, fields=fields)[8:]
+    with pytest.raises(UNREADABLE):
+        decode_signed(header)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+
 import pytest
 
 from headrace_protocol.rights.signature import SIGNATURE, is_signed, sign, signed_text
@@ -87,3 +90,11 @@ def test_a_stranger_makes_nobody_sort_a_header_full_of_fields() -> None:
         fields = {f"field {number}": "x" for number in range(count)}
         fields[SIGNATURE] = sign("secret", fields)
         assert is_signed("secret", fields, b"", 513) is is_valid
+
+
+@pytest.mark.parametrize("body_bytes", [0, 32 * 1024, 32 * 1024 + 1])
+def test_a_body_of_any_size_follows_the_fields(body_bytes: int) -> None:
+    body = b"x" * body_bytes
+    digest = hmac.digest(b"secret", b"alice" + body, "sha1")
+    signature = sign("secret", {"AccessKey": "alice"}, memoryview(body))
+    assert signature == base64.b64encode(digest).decode()

@@ -7,7 +7,6 @@ Source: docs/security.md "Users" and "Rules".
 
 from __future__ import annotations
 
-from functools import partial
 from ipaddress import ip_address
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -17,7 +16,7 @@ from headrace_protocol.errors import RequestError
 from headrace_protocol.quick_frames import UNREADABLE, decode_signed
 from headrace_protocol.rights.proofs import REJECTED
 from headrace_protocol.rights.rules import Action, Entry, Kind, Rules
-from headrace_protocol.rights.signature import ACCESS_KEY, is_signed
+from headrace_protocol.rights.signature import ACCESS_KEY, is_signature, is_signed
 from headrace_protocol.rights.wanted import (
     OWN_CLUSTER,
     TABLE,
@@ -167,10 +166,15 @@ class Access:
         name = fields.get(ACCESS_KEY)
         if not name:
             return None
+        user, secret = self._secret(name)
+        return user if is_signed(secret, fields, body, version) else None
+
+    def _secret(self, name: str) -> tuple[User | None, str]:
+        """A user who may sign, with its secret; for others None, and one that nobody knows."""
         user = self._users.users.get(name)
-        secret = user.secret if user is not None else None
-        is_right = is_signed(secret or _NO_SECRET, fields, body, version)
-        return user if is_right and user is not None and secret and user.is_enabled else None
+        if user is None or not user.secret:
+            return None, _NO_SECRET
+        return user if user.is_enabled else None, user.secret
 
     def _can_be_replayed(self, channel: Channel, user: User, code: int) -> bool:
         """True if somebody between could send a signed request again, to harm."""
@@ -191,7 +195,7 @@ class Access:
     ) -> Iterable[tuple[Subject | None, Iterable[Frame]]]:
         """Sends with JSON headers in runs of one subject; None where ``identify`` must decide.
 
-        Cost: without a session that of a signature each, 6 µs for 1 KiB.
+        Cost: without a session 5 µs each for 1 KiB.
         """
         try:
             subject = self.subject(channel)
@@ -199,15 +203,19 @@ class Access:
             return [(None, frames)]
         if subject is not None:
             return [(subject, frames)]
-        return groupby(frames, partial(self._sender, channel))
+        runs = groupby(frames, self._sender)
+        return ((self._of_signer(user, channel), run) for user, run in runs)
 
-    def _sender(self, channel: Channel, frame: Frame) -> Subject | None:
+    def _sender(self, frame: Frame) -> User | None:
         _, header, body = frame
         try:
-            send = decode_signed(header)
+            fields = decode_signed(header).fields
         except UNREADABLE:
             return None
-        user = self._signer(send.fields, body, send.version)
+        user, secret = self._secret(fields.access_key)
+        return user if is_signature(fields.signature, secret, fields.text(), body) else None
+
+    def _of_signer(self, user: User | None, channel: Channel) -> Subject | None:
         if user is None or self._can_be_replayed(channel, user, RequestCode.SEND_MESSAGE_V2):
             return None
         channel.signer = user.name

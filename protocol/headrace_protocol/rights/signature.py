@@ -26,6 +26,8 @@ _LAST_WITHOUT_UNIQUE_KEY: Final = 399
 _FIELDS_MAX: Final = 128
 # The requests of clients have few sets of fields; names may be as long as a header.
 _ORDERS_MAX: Final = 64
+# The copy of a larger body would take longer than the digest in two parts.
+_JOINED_BYTES_MAX: Final = 32 * 1024
 
 
 def signed_text(fields: Mapping[str, str], *, with_unique_key: bool = True) -> str:
@@ -44,7 +46,8 @@ def sign(
     secret: str, fields: Mapping[str, str], body: Buffer = b"", *, with_unique_key: bool = True
 ) -> str:
     """The signature of a request with its other fields, AccessKey among them."""
-    return _signature(secret, fields, body, with_unique_key=with_unique_key).decode("ascii")
+    text = signed_text(fields, with_unique_key=with_unique_key)
+    return _signature(secret, text, body).decode("ascii")
 
 
 def is_signed(secret: str, fields: Mapping[str, str], body: Buffer, version: int) -> bool:
@@ -52,13 +55,22 @@ def is_signed(secret: str, fields: Mapping[str, str], body: Buffer, version: int
     if len(fields) > _FIELDS_MAX:
         return False
     with_unique_key = version > _LAST_WITHOUT_UNIQUE_KEY
-    expected = _signature(secret, fields, body, with_unique_key=with_unique_key)
-    return hmac.compare_digest(expected, fields.get(SIGNATURE, "").encode("utf-8", "replace"))
+    text = signed_text(fields, with_unique_key=with_unique_key)
+    return is_signature(fields.get(SIGNATURE, ""), secret, text, body)
 
 
-def _signature(
-    secret: str, fields: Mapping[str, str], body: Buffer, *, with_unique_key: bool
-) -> bytes:
-    text = signed_text(fields, with_unique_key=with_unique_key).encode("utf-8", "replace")
-    digest = hmac.digest(secret.encode(), b"".join((text, body)), "sha1")
+def is_signature(signature: str, secret: str, text: str, body: Buffer) -> bool:
+    """True if it is that of a text and a body. Takes 3 µs for 1 KiB."""
+    expected = _signature(secret, text, body)
+    return hmac.compare_digest(expected, signature.encode("utf-8", "replace"))
+
+
+def _signature(secret: str, text: str, body: Buffer) -> bytes:
+    key, data = secret.encode(), text.encode("utf-8", "replace")
+    if len(body) <= _JOINED_BYTES_MAX:
+        digest = hmac.digest(key, b"".join((data, body)), "sha1")
+    else:
+        parts = hmac.new(key, data, "sha1")
+        parts.update(body)
+        digest = parts.digest()
     return binascii.b2a_base64(digest, newline=False)
