@@ -155,8 +155,9 @@ chaos: $(TESTS) ## take parts of a cluster away and return them: MINUTES=60, EVE
 soak: $(TESTS) ## mixed load, and whether anything grows or is left: MINUTES=30
 	$(BIN)/python -m tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(SOAK)
 
-abuse: $(TESTS) ## attack running daemons and clients: MINUTES=20, SEED=
-	$(BIN)/python -m tests.abuse.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+abuse: $(TESTS) ## attack daemons, open and with everything on: MINUTES=20 each, N= volleys, LAB=, SEED=
+	$(BIN)/python -m tests.abuse.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(N),--volleys $(N)) \
+		$(if $(LAB),--lab $(LAB)) $(if $(SEED),--seed $(SEED))
 
 corruption: $(TESTS) ## change one byte of a closed store, many times: N=, SEED=
 	$(BIN)/python -m tests.store_tools.corruption $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))

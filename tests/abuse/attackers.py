@@ -1,4 +1,4 @@
-"""The attackers of a run: ``python -m tests.abuse.attackers KIND NAMESERVER BROKER SEED``.
+"""The attackers of a run: ``python -m tests.abuse.attackers KIND NAMESERVER BROKER SEED DOOR``.
 
 Each is a process of its own that says when it begins, and attacks without a pause until SIGTERM;
 then it prints what it did.
@@ -28,6 +28,7 @@ from headrace_protocol.command import FLAG_RESPONSE, Command
 from headrace_protocol.errors import RemoteProtocolError
 from headrace_protocol.frame import FRAME_BYTES_MAX, FrameReader
 from headrace_protocol.header_codecs import SerializeType, decode_header, encode_frame
+from tests.abuse.doors import Door, Peer
 from tests.abuse.hostile import (
     BODIES_OF_OTHERS,
     DEEP_BODIES,
@@ -41,7 +42,6 @@ from tests.fuzz.corpus import corpus
 from tests.fuzz.mutations import spoiled_inside
 from tests.support.wires import framed, request
 
-SILENCE_S = 2.0
 # Of one attacker at a time: each may keep a daemon for 10 ms before others have their turn, so as
 # many as make an innocent client wait for a tenth of a second together.
 CONNECTIONS = 2
@@ -56,6 +56,7 @@ HARMLESS = [
         Code.ADD_WRITE_PERM_OF_BROKER,
         Code.TRIGGER_DELETE_FILES,
         Code.DELETE_EXPIRED_COMMITLOG,
+        Code.SET_QUOTA,
     }
 ]
 LISTINGS = [
@@ -71,44 +72,6 @@ SENDS = frozenset({Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESS
 CODECS = list(SerializeType)
 ROCKETMQ_CODE_MAX = 0x7FFF
 LARGEST_BODY = b'{"clientID":"%b"}' % (b"x" * FRAME_BYTES_MAX)
-
-
-class Peer:
-    """A blocking connection on which any bytes can be sent."""
-
-    def __init__(self, address: str, silence_s: float = SILENCE_S) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=silence_s)
-        self._reader = FrameReader()
-        self._received: list[tuple[Command, bytes]] = []
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def receive(self) -> tuple[Command, bytes]:
-        """The next frame. Raises OSError when there is none in time."""
-        while not self._received:
-            data = self.socket.recv(1 << 18)
-            if not data:
-                raise ConnectionResetError("closed")
-            self._received += [
-                (decode_header(kind, header), bytes(body))
-                for kind, header, body in self._reader.feed(data)
-            ]
-        return self._received.pop(0)
-
-    def drop(self) -> None:
-        """Drop what has come, without a wait."""
-        silence_s = self.socket.gettimeout()
-        self.socket.setblocking(False)
-        try:
-            while self.socket.recv(1 << 20):
-                pass
-        except BlockingIOError:
-            self.socket.settimeout(silence_s)
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 # -- what goes out ---------------------------------------------------------------------------------
@@ -196,11 +159,17 @@ def spoiled_frames(rng: Random) -> Iterator[Volley]:
 
 
 class Attacker:
-    """Sends volleys on a few connections, and replaces those that are closed."""
+    """Sends volleys on a few connections, and replaces those that are closed.
 
-    def __init__(self, rng: Random, addresses: list[str]) -> None:
+    Where there are users, some connections are no user's, and some even plain.
+    """
+
+    def __init__(self, rng: Random, addresses: list[str], door: Door) -> None:
         self._rng = rng
         self._addresses = addresses
+        self._doors = [door] * 8 + [door._replace(user=""), door._replace(user="", ca_file="")]
+        # A handshake and a log-in take the time of many volleys.
+        self._leaving = 0.005 if door.ca_file else 0.05
         self._peers: dict[int, Peer] = {}
         self.did: Counter[str] = Counter()
 
@@ -209,7 +178,8 @@ class Attacker:
         number = self._rng.randrange(CONNECTIONS)
         try:
             if number not in self._peers:
-                self._peers[number] = Peer(self._rng.choice(self._addresses))
+                address, door = self._rng.choice(self._addresses), self._rng.choice(self._doors)
+                self._peers[number] = Peer(address, door=door)
                 self.did["connections"] += 1
             peer = self._peers[number]
             peer.send(data)
@@ -217,7 +187,7 @@ class Attacker:
             self.did["bytes"] += len(data)
             if is_read:
                 peer.drop()
-            if self._rng.random() < 0.05:
+            if self._rng.random() < self._leaving:
                 self._close(number)
         except OSError:
             self.did["closed"] += 1
@@ -287,13 +257,16 @@ class HostileServer:
         return json.dumps(route).encode()
 
 
-def use_hostile_servers(rng: Random, did: Counter[str]) -> Iterator[None]:
+def use_hostile_servers(rng: Random, door: Door, did: Counter[str]) -> Iterator[None]:
     """Clients of ours at such servers: every call ends with a result or a HeadraceError."""
     server = HostileServer(rng)
+    at: dict[str, Any] = {"nameserver": server.address}
+    if door.user:
+        at |= {"user": door.user, "password": door.password}
     while True:
         for use in (_administer, _produce, _pull):
             try:
-                use(server.address)
+                use(at)
                 did["results"] += 1
             except HeadraceError:
                 did["errors"] += 1
@@ -302,21 +275,25 @@ def use_hostile_servers(rng: Random, did: Counter[str]) -> Iterator[None]:
             yield
 
 
-def _administer(nameserver: str) -> None:
-    with Admin(nameserver=nameserver) as admin:
+def _administer(at: dict[str, Any]) -> None:
+    with Admin(**at) as admin:
         asks = (admin.topics, admin.cluster, lambda: admin.topic_stats("Alive"))
-        for ask in (*asks, lambda: admin.lag("readers"), lambda: admin.runtime_info(nameserver)):
+        for ask in (
+            *asks,
+            lambda: admin.lag("readers"),
+            lambda: admin.runtime_info(at["nameserver"]),
+        ):
             with suppress(HeadraceError):
                 ask()
 
 
-def _produce(nameserver: str) -> None:
-    with Producer(nameserver=nameserver, timeout_ms=300, delivery_timeout_ms=100) as producer:
+def _produce(at: dict[str, Any]) -> None:
+    with Producer(**at, timeout_ms=300, delivery_timeout_ms=100) as producer:
         producer.send(Message("Alive", b"body"))
 
 
-def _pull(nameserver: str) -> None:
-    with PullConsumer("readers", nameserver=nameserver) as consumer:
+def _pull(at: dict[str, Any]) -> None:
+    with PullConsumer("readers", **at) as consumer:
         queues = consumer.queues("Alive")[:4]
         consumer.assign(queues)
         for queue in queues:
@@ -347,16 +324,16 @@ class Stop:
         self.is_set = True
 
 
-def attack(kind: str, addresses: list[str], seed: int, stop: Stop) -> Counter[str]:
+def attack(kind: str, addresses: list[str], seed: int, door: Door, stop: Stop) -> Counter[str]:
     rng = Random(f"{kind} {seed}")
     if kind == SERVERS:
         did: Counter[str] = Counter()
-        uses = use_hostile_servers(rng, did)
+        uses = use_hostile_servers(rng, door, did)
         begin()
         while not stop.is_set:
             next(uses)
         return did
-    attacker, volleys = Attacker(rng, addresses), KINDS[kind](rng)
+    attacker, volleys = Attacker(rng, addresses, door), KINDS[kind](rng)
     attacker.send(next(volleys))
     begin()
     while not stop.is_set:
@@ -370,13 +347,13 @@ def begin() -> None:
 
 
 def main() -> None:
-    kind, nameserver, broker, seed = sys.argv[1:]
+    kind, nameserver, broker, seed, door = sys.argv[1:]
     # The machine's cores are first for those who are attacked.
     os.nice(10)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.set)
     addresses = [nameserver] if kind == "routes" else [nameserver, broker]
-    did = attack(kind, addresses, int(seed), stop)
+    did = attack(kind, addresses, int(seed), Door(*json.loads(door)), stop)
     sys.stdout.write(json.dumps(did))
     sys.stdout.flush()
     # Threads of hostile servers wait for clients that are gone.

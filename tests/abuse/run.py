@@ -1,9 +1,11 @@
 """Attacks on running daemons and clients: ``python -m tests.abuse.run --minutes 20``.
 
-Attackers of all kinds, each a process of its own, send hostile headers, bodies, routes, pipelines
-and spoiled frames to a nameserver and a broker, and answer clients of ours as hostile servers.
-Beside them an innocent client sends, pulls and looks up its route. No daemon may end, the innocent
-client is answered soon, and when the attackers have left, nothing is left of them.
+First on open daemons, then on daemons with users, rules, TLS, audit logs and quotas, where the
+attackers are a user who may do everything. Attackers of all kinds, each a process of its own, send
+hostile headers, bodies, routes, pipelines and spoiled frames to a nameserver and a broker, and
+answer clients of ours as hostile servers. Beside them an innocent client sends, pulls and looks up
+its route. No daemon may end, the innocent client is answered soon, and when the attackers have
+left, nothing is left of them.
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from headrace.blocking import Admin
 from headrace_protocol.command import Command
-from tests.abuse.attackers import KINDS, SERVERS, Peer
+from tests.abuse.attackers import KINDS, SERVERS
+from tests.abuse.doors import Peer
+from tests.abuse.labs import LABS, Lab
 from tests.soak.holdings import CLIENTS, holding
-from tests.support.cluster import Cluster, Daemon
 from tests.support.kinds_at_work import LEAVE_S, KindsAtWork
 from tests.support.wires import (
     pull_fields,
@@ -34,7 +38,6 @@ from tests.support.wires import (
     topic_fields,
 )
 
-BROKER = "innocent"
 TOPIC = "Alive"
 PAUSE_S = 0.02
 LOOK_S = 10.0
@@ -71,14 +74,14 @@ class Innocent:
 
     @classmethod
     @contextmanager
-    def at(cls, cluster: Cluster) -> Iterator[Innocent]:
+    def at(cls, lab: Lab) -> Iterator[Innocent]:
         # Longer than any bound, so that a slow answer is measured and not lost.
-        broker = Peer(cluster.brokers[BROKER].address, silence_s=60)
-        nameserver = Peer(cluster.nameserver.address, silence_s=60)
+        broker = Peer(lab.broker.address, 60, lab.innocent)
+        nameserver = Peer(lab.nameserver.address, 60, lab.innocent)
         with broker.socket, nameserver.socket:
             broker.send(request(17, topic_fields(topic=TOPIC)))
             broker.receive()
-            pids = {broker: cluster.brokers[BROKER].pid, nameserver: cluster.nameserver.pid}
+            pids = {broker: lab.broker.pid, nameserver: lab.nameserver.pid}
             yield cls(broker, nameserver, pids)
 
     def work(self) -> None:
@@ -115,44 +118,53 @@ class AbuseFailed(Exception):
 
 
 def attacked(
-    cluster: Cluster, innocent: Innocent, seconds: float, seed: int, kinds: Sequence[str]
+    lab: Lab, innocent: Innocent, seconds: float, seed: int, kinds: Sequence[str]
 ) -> dict[str, Any]:
     """Attack for so long; what the attackers did. Raises AbuseFailed."""
-    words = cluster.nameserver.address, cluster.brokers[BROKER].address, str(seed)
-    with KindsAtWork("tests.abuse.attackers", dict.fromkeys(kinds, words)) as attackers:
+    words = lab.nameserver.address, lab.broker.address, str(seed)
+    words_of = {
+        kind: (*words, json.dumps(lab.attackers._replace(source=source)))
+        for kind, source in zip(kinds, cycle(lab.sources), strict=False)
+    }
+    with KindsAtWork("tests.abuse.attackers", words_of) as attackers:
         attackers.wait_begun()
         until, look_at = time.monotonic() + seconds, 0.0
         while (now := time.monotonic()) < until:
             innocent.work()
             if now > look_at:
                 look_at = now + LOOK_S
-                check_alive(cluster)
+                check_alive(lab)
                 say(f"{until - now:.0f} s to go; slowest answers in ms: {innocent.slowest_ms}")
             time.sleep(PAUSE_S)
         did = attackers.finish()
-    check_alive(cluster)
+    check_alive(lab)
     return did
 
 
-def daemons(cluster: Cluster) -> dict[str, Daemon]:
-    return {"nameserver": cluster.nameserver, "broker": cluster.brokers[BROKER]}
+def attacked_until(
+    volleys: int, lab: Lab, innocent: Innocent, seconds: float, seed: int, kinds: Sequence[str]
+) -> dict[str, Counter[str]]:
+    """Attack for so long, and again until there were so many volleys."""
+    total: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    while True:
+        for kind, did in attacked(lab, innocent, seconds, seed, kinds).items():
+            total[kind].update(did)
+        sent = sum(did["volleys"] for did in total.values())
+        if sent >= volleys:
+            return total
+        say(f"{sent:,} of {volleys:,} volleys")
+        seed += 1
 
 
-def check_alive(cluster: Cluster) -> None:
-    for name, daemon in daemons(cluster).items():
+def check_alive(lab: Lab) -> None:
+    for name, daemon in lab.daemons.items():
         if daemon.exit_code is not None:
             raise AbuseFailed(f"the {name} ended with {daemon.exit_code}: {daemon.said()[-3000:]}")
 
 
-def runtime_info(cluster: Cluster) -> dict[str, str]:
-    with Admin(nameserver=cluster.nameserver.address) as admin:
-        info: dict[str, str] = admin.runtime_info(cluster.brokers[BROKER].address)
-    return info
-
-
-def look(cluster: Cluster) -> Held:
-    pids = {name: daemon.pid for name, daemon in daemons(cluster).items()}
-    info = runtime_info(cluster)
+def look(lab: Lab) -> Held:
+    pids = {name: daemon.pid for name, daemon in lab.daemons.items()}
+    info = lab.runtime_info()
     return Held(
         {name: holding(pid).memory_mb for name, pid in pids.items()},
         {name: descriptors(pid) for name, pid in pids.items()},
@@ -169,14 +181,14 @@ def descriptors(pid: int) -> int:
     return count
 
 
-def settled(cluster: Cluster, before: Held, give_back_s: float) -> Held:
+def settled(lab: Lab, before: Held, give_back_s: float) -> Held:
     """Resources left when the attackers' connections are gone, or after LEAVE_S.
 
     give_back_s: time for the daemons to give back memory.
     """
     began = time.monotonic()
     while True:
-        held = look(cluster)
+        held = look(lab)
         waited_s = time.monotonic() - began
         is_left = bool(left_over(before, held)) and waited_s < LEAVE_S
         if not is_left and waited_s >= give_back_s:
@@ -198,25 +210,31 @@ def abuse(
     seconds: float,
     seed: int,
     kinds: Sequence[str] = (*KINDS, SERVERS),
+    *,
+    lab: str = "open",
+    volleys: int = 0,
     give_back_s: float = 0.0,
 ) -> dict[str, Any]:
     """Everything that was seen. Raises AbuseFailed.
 
+    lab: a key of LABS. volleys: that are sent at least.
     give_back_s: how long after each attack memory is measured.
     """
     with (
         tempfile.TemporaryDirectory(prefix="headrace-abuse-") as folder,
-        Cluster(Path(folder), BROKER) as cluster,
-        Innocent.at(cluster) as innocent,
+        LABS[lab](Path(folder)) as daemons,
+        Innocent.at(daemons) as innocent,
     ):
         innocent.work()
-        before = look(cluster)
-        attacked(cluster, innocent, seconds * WARM_UP_PART, seed, kinds)
-        warm = settled(cluster, before, give_back_s)
-        did = attacked(cluster, innocent, seconds * (1 - WARM_UP_PART), seed + 1, kinds)
-        after = settled(cluster, before, give_back_s)
-        info = runtime_info(cluster)
+        before = look(daemons)
+        attacked(daemons, innocent, seconds * WARM_UP_PART, seed, kinds)
+        warm = settled(daemons, before, give_back_s)
+        rest_s = seconds * (1 - WARM_UP_PART)
+        did = attacked_until(volleys, daemons, innocent, rest_s, seed + 1, kinds)
+        after = settled(daemons, before, give_back_s)
+        info = daemons.runtime_info()
         return {
+            "lab": lab,
             "attackers": did,
             "answers": innocent.answers,
             "slowest_ms": innocent.slowest_ms,
@@ -224,7 +242,8 @@ def abuse(
             "stall_cpu_ms": float(info["longestLoopStallCpuMs"]),
             "stall_ran": info["longestLoopStallRan"],
             "faults": {name: daemon.said().count('"unexpected error"')
-                       for name, daemon in daemons(cluster).items()},
+                       for name, daemon in daemons.daemons.items()},
+            "problems": daemons.problems(),
             "before": vars(before),
             "warm": vars(warm),
             "after": vars(after),
@@ -238,7 +257,7 @@ def wrongs(seen: dict[str, Any]) -> list[str]:
               for what in did if what.startswith("fault")]  # fmt: skip
     logged = [f"{count} faults in the log of the {name}"
               for name, count in seen["faults"].items() if count]  # fmt: skip
-    return [*faults, *logged, *seen["left_over"]]
+    return [*faults, *logged, *seen["problems"], *seen["left_over"]]
 
 
 def excesses(seen: dict[str, Any]) -> list[str]:
@@ -267,15 +286,26 @@ def say(line: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--minutes", type=float, default=20, help="of each lab")
+    parser.add_argument("--volleys", type=int, default=0, help="as many in each lab at least")
+    parser.add_argument("--lab", choices=LABS, help="only this one")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    try:
-        seen = abuse(chosen.minutes * 60, chosen.seed, give_back_s=GIVE_BACK_S)
-    except AbuseFailed as failure:
-        sys.exit(f"{failure}\nagain: make abuse SEED={chosen.seed}")
-    say(json.dumps({"minutes": chosen.minutes, "seed": chosen.seed, **seen}))
-    if problems := [*wrongs(seen), *excesses(seen)]:
+    problems = []
+    for lab in [chosen.lab] if chosen.lab else LABS:
+        try:
+            seen = abuse(
+                chosen.minutes * 60,
+                chosen.seed,
+                lab=lab,
+                volleys=chosen.volleys,
+                give_back_s=GIVE_BACK_S,
+            )
+        except AbuseFailed as failure:
+            sys.exit(f"{failure}\nagain: make abuse LAB={lab} SEED={chosen.seed}")
+        say(json.dumps({"minutes": chosen.minutes, "seed": chosen.seed, **seen}))
+        problems += [f"{lab}: {problem}" for problem in (*wrongs(seen), *excesses(seen))]
+    if problems:
         sys.exit("\n".join(problems))
 
 
