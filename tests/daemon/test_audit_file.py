@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import stat
 from collections import deque
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from headrace_daemon.audit.lines import NOTHING
+from headrace_daemon.audit.verify import check
 from tests.support.audit import (
     checked,
     event,
@@ -251,3 +255,61 @@ def test_its_lock_moves_with_a_rotation(path: Path) -> None:
         log_file(path).open()
     first.close()
     assert len(list(path.parent.iterdir())) == 2
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+
+
+def move_away_and_make(path: Path) -> None:
+    move_away(path)
+    path.touch(0o644)
+
+
+def copy_and_cut(path: Path) -> None:
+    shutil.copy(path, path.with_name("moved"))
+    os.truncate(path, 0)
+
+
+def make_read_only(path: Path) -> None:
+    path.chmod(0o400)
+
+
+def add(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "moved": move_away,
+    "moved, and a new one made": move_away_and_make,
+    "copied and cut": copy_and_cut,
+    "made read-only": make_read_only,
+    "lines added": lambda path: add(path, b"{}\nof another\n"),
+    "half a line added": lambda path: add(path, b"{}"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_others_do_to_the_file_costs_no_line(
+    path: Path, change: Callable[[Path], None]
+) -> None:
+    file = log_file(path)
+    file.open()
+    file.append(deque([event("a")]))
+    change(path)
+    file.append(deque([event("b")]))
+    # What a failed write has left is cut off, and nothing before it.
+    with files_of_at_most(path.stat().st_size + 40), pytest.raises(OSError, match=r"audit\.log"):
+        file.append(deque([event("c")]))
+    file.append(deque([event("c")]))
+    file.close()
+    files = [each for each in (path.with_name("moved"), *files_of(path)) if each.exists()]
+    lines = [line for each in files for line in each.read_bytes().split(b"\n")[:-1]]
+    names = [re.search(rb'^\{"time".*"event":"([a-c])"', line) for line in lines]
+    assert [name[1] for name in names if name] == [b"a", b"b", b"c"]
+    found = check(files)
+    if b"of another" in lines:
+        assert found.problem == f"{path}:2: not a line of an audit log: it was changed or added"
+    else:
+        assert (found.problem, found.line_count) == (None, len(lines))

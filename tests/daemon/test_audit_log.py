@@ -331,21 +331,49 @@ def in_folder(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "audit.log"
 
 
+class Removed:
+    """The folder of a log is removed."""
+
+    problem = "No such file or directory"
+
+    def __init__(self, path: Path) -> None:
+        shutil.rmtree(path.parent)
+
+    def mend(self, path: Path) -> None:
+        path.parent.mkdir()
+
+
+class Replaced:
+    """A log was moved away, and a folder has its name."""
+
+    problem = "Is a directory"
+
+    def __init__(self, path: Path) -> None:
+        path.rename(path.with_name("moved"))
+        path.mkdir()
+
+    def mend(self, path: Path) -> None:
+        path.rmdir()
+
+
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_a_removed_folder(in_folder: Path, refuses: bool) -> None:
+@pytest.mark.parametrize("fault", [Removed, Replaced])
+async def test_a_file_that_is_away(
+    in_folder: Path, fault: type[Removed | Replaced], refuses: bool
+) -> None:
     audit, alice = Recorded(in_folder, refuses=refuses), Client("alice")
     with structlog.testing.capture_logs() as logs:
         async with running(audit.log.run):
             await until(lambda: names_of(in_folder) == ["daemon.started"])
-            shutil.rmtree(in_folder.parent)
+            away = fault(in_folder)
             assert audit.ask(alice) == ResponseCode.SUCCESS  # nobody knows yet
             await failed(audit)
-            problem = f"{in_folder}: No such file or directory"
+            problem = f"{in_folder}: {away.problem}"
             assert audit.log.runtime_info() == {"auditProblem": problem}
             refused = ResponseCode.SERVICE_NOT_AVAILABLE if refuses else ResponseCode.SUCCESS
             assert audit.ask(alice, topic="u") == refused
             assert audit.ask(alice, ROUTE) == ResponseCode.SUCCESS
-            in_folder.parent.mkdir()
+            away.mend(in_folder)
             await until(lambda: not audit.log.problem)
             assert audit.log.runtime_info() == {"auditProblem": ""}
             assert audit.ask(alice, topic="v") == ResponseCode.SUCCESS
@@ -354,8 +382,24 @@ async def test_a_removed_folder(in_folder: Path, refuses: bool) -> None:
     assert checked(in_folder).problem is None
     lines = [line["event"] for line in logs]
     assert len(lines) == 2
-    assert lines[0] == f"audit log {in_folder} is unavailable, retrying: No such file or directory"
+    assert lines[0] == f"audit log {in_folder} is unavailable, retrying: {away.problem}"
     assert "is available again after" in lines[1]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_file_that_is_moved_refuses_nothing(in_folder: Path, refuses: bool) -> None:
+    audit, alice = Recorded(in_folder, refuses=refuses), Client("alice")
+    async with audit.writing():
+        await until(lambda: names_of(in_folder) == ["daemon.started"])
+        for number in range(3):
+            shutil.move(in_folder, in_folder.with_name(f"moved{number}"))
+            for topic in "ab":
+                assert audit.ask(alice, topic=topic) == ResponseCode.SUCCESS
+            await until(lambda: in_folder.exists() and len(names_of(in_folder)) == 2)
+        assert not audit.log.problem
+    assert names_of(in_folder) == ["request", "request", "daemon.stopped"]
+    assert audit.served == ["alice"] * 6
+    assert audit.log.dropped_count == 0
 
 
 async def test_a_refusal_names_the_file_and_the_reason(in_folder: Path) -> None:

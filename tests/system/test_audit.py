@@ -81,10 +81,11 @@ def test_kills_leave_a_log_that_is_whole(tmp_path: Path) -> None:
 
 
 @needs_disk
-def test_a_full_disk_refuses_administration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_failure", ["refuse", "drop"])
+def test_a_full_disk(tmp_path: Path, on_failure: str) -> None:
     folder = tmp_path / "log"
     with OwnDisk(folder, 1 << 20) as disk:
-        daemon = nameserver(tmp_path, folder / "audit.log", disk, auditOnFailure="refuse")
+        daemon = nameserver(tmp_path, folder / "audit.log", disk, auditOnFailure=on_failure)
         path, filler = (
             disk.inside(folder) / "audit.log",
             Filler(disk.inside(folder / "others"), takes_inodes=False),
@@ -93,23 +94,25 @@ def test_a_full_disk_refuses_administration(tmp_path: Path) -> None:
             assert put(connection, "first").command.code == ResponseCode.SUCCESS
             wait_until(lambda: "request" in names_of(path))
             filler.fill()
-            answer = put(connection, "key")
-            while answer.command.code == ResponseCode.SUCCESS:  # what fits into the last page
-                answer = put(connection, "key")
-            assert answer.command.code == ResponseCode.SERVICE_NOT_AVAILABLE
-            assert f"auditLogPath={folder}/audit.log: No space left on device" in (
-                answer.command.remark or ""
-            )
+            said = f"audit log {folder}/audit.log is unavailable, retrying: No space left on device"
+            while said not in daemon.said():  # what fits into the last page
+                put(connection, "key")
+            answer = put(connection, "while it is full")
+            if on_failure == "refuse":
+                assert answer.command.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                assert f"auditLogPath={folder}/audit.log: No space left on device" in (
+                    answer.command.remark or ""
+                )
+            else:
+                assert answer.command.code == ResponseCode.SUCCESS
             filler.free()
             wait_until(lambda: put(connection, "last").command.code == ResponseCode.SUCCESS)
             wait_until(lambda: lines_of(path)[-1]["detail"].get("key") == "last")
         assert checked(path).problem is None
-        said = daemon.said()
-        assert (
-            f"audit log {folder}/audit.log is unavailable, retrying: No space left on device"
-            in said
-        )
-        assert "is available again after" in said
+        keys = {line["detail"].get("key") for line in lines_of(path)}
+        # What waits in memory meanwhile is recorded afterwards.
+        assert ("while it is full" in keys) == (on_failure == "drop")
+        assert "is available again after" in daemon.said()
 
 
 @needs_disk

@@ -8,6 +8,8 @@
    matter where a crash interrupts a write or a rotation.
 4. Bytes without a line end are left as they are, at the end of a rotated file. The next line names
    them.
+5. Others may move the file away, cut it or append to it: the chain continues after the last line
+   that was written here, and a check finds what they did.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ class LogFile:
                 if not self._holds_path():
                     self.close()
                     self.open()
+                self._find_changes()
                 if self._torn:
                     events.appendleft(self._continued())
                     self._torn = b""
@@ -170,6 +173,16 @@ class LogFile:
             return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))  # noqa: PTH116
         except FileNotFoundError:
             return False
+
+    def _find_changes(self) -> None:
+        """Note what others have made of the file since the last write."""
+        assert self._descriptor is not None
+        size = os.fstat(self._descriptor).st_size
+        if size != self._size:
+            self._size = size
+            _, torn = _tail(self._descriptor, size)
+            if torn:
+                self._rotate_torn(torn)
 
     def _find_end(self, descriptor: int) -> None:
         self._size = os.fstat(descriptor).st_size
