@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from headrace_broker.quotas.owners import Owners
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -331,15 +332,23 @@ def test_a_quota_that_can_not_be_kept_is_rejected(
 
 
 async def test_without_quotas_nothing_is_metered(tmp_path: Path) -> None:
+    """Nothing is called for a message then."""
     broker = BrokerUnderTest(tmp_path)
-    serving, statistics = broker.core.serving, broker.statistics
+    serving, statistics, owners = broker.core.serving, broker.statistics, broker.budget.makers
+    assert isinstance(owners, Owners)
 
-    def metered() -> list[bool]:
-        each = serving.frames.meter, statistics.on_put, statistics.on_get
-        return [hook is not None for hook in each]
+    def metered() -> set[bool]:
+        hooks = (
+            serving.frames.meter,
+            statistics.on_put,
+            statistics.on_get,
+            broker.long_polling.check,
+            owners.check_owned,
+        )
+        return {hook is not None for hook in hooks}
 
-    assert metered() == [False] * 3
+    assert metered() == {False}
     broker.ask(RequestCode.SET_QUOTA, body=quota("topic", "T", bytes_in=1e6))
-    assert metered() == [True] * 3
+    assert metered() == {True}
     broker.ask(RequestCode.SET_QUOTA, body=quota("topic", "T"))
-    assert metered() == [False] * 3
+    assert metered() == {False}
