@@ -164,6 +164,7 @@ MAY_IMPORT = {
     },
     "headrace_broker.quotas": SERVICE
     | {"headrace_broker.consumer.long_polling", "headrace_broker.queue_directory"},
+    "headrace_broker.assignment": SERVICE | {"headrace_broker.feature"},
     "headrace_broker.topics": SERVICE | {"headrace_broker.config"},
     "headrace_broker.peers": {"headrace_protocol", *LOOP},
     "headrace_broker.statictopic": INNER

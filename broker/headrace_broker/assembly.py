@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.access import feature as access
+from headrace_broker.assignment import feature as assignment
 from headrace_broker.compaction import feature as compaction
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.feature import merge
@@ -50,6 +51,7 @@ FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
     metrics.build,
     processors.build,
     quotas.build,
+    assignment.build,
     compaction.build,
     retry.build,
     reply.build,

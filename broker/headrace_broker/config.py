@@ -147,6 +147,19 @@ class BrokerConfig(AccessFields, AuditFields, TierConfig):
         "Members learn of a reset of offsets by their pulls; else they are requested to seek.",
         reloadable=True,
     )
+    default_message_request_mode: Literal["PULL", "POP"] = _setting(
+        "PULL",
+        "How groups read topics whose members have their queues assigned by the broker, unless set"
+        " for group and topic.",
+        reloadable=True,
+    )
+    default_pop_share_queue_num: int = _setting(
+        -1,
+        "Number of next members whose queues a member pops as well; with -1 each pops all queues.",
+        ge=-1,
+        le=65_536,
+        reloadable=True,
+    )
     notify_consumer_ids_changed_enable: bool = _setting(
         True,
         "Notify the members of a group when it changes, so that they rebalance.",

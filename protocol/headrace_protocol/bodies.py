@@ -319,9 +319,9 @@ class MessageQueueAssignment(Body):
 
 
 class QueryAssignmentResponseBody(Body):
-    """The answer to 400."""
+    """The answer to 400. message_queue_assignments: without a list, members keep their queues."""
 
-    message_queue_assignments: list[MessageQueueAssignment] = []
+    message_queue_assignments: list[MessageQueueAssignment] | None = None
 
 
 class SetMessageRequestModeRequestBody(Body):

@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from headrace_broker.peers.callers import FENCE, LOOKUPS
 from headrace_broker.peers.peers import Ask
 from headrace_protocol.bodies import (
+    PERM_READ,
     BrokerMemberGroup,
     ClusterInfo,
     GetBrokerMemberGroupResponseBody,
+    MessageQueue,
     TopicRouteData,
 )
+from headrace_protocol.bounds import QUEUE_NUMS_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.errors import ConnectFailed, HeadraceError
 from headrace_protocol.nameserver_headers import GetBrokerMemberGroupHeader, GetRouteInfoHeader
+from headrace_protocol.statictopic.mapping import logic_broker_name
+from headrace_protocol.waiting import Until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from headrace_broker.peers.peers import Peers
+    from headrace_broker.peers.peers import Outcome, Peers
     from headrace_protocol.departed import DepartedBroker
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.statictopic.mapping import MappingInfo
@@ -100,6 +105,25 @@ class Nameservers:
 
         return [*(await self._first(look) or {}).values()]
 
+    async def find_queues(self, topic: str) -> list[MessageQueue] | None:
+        """The readable queues of a topic on all brokers, in RocketMQ's order; None without a route.
+
+        For the coroutine of a request. Raises HeadraceError.
+        """
+
+        async def look(nameserver: str) -> list[MessageQueue] | None:
+            ask = _route(nameserver, topic)
+            route: Outcome = await Until(
+                f"nameserver {nameserver}",
+                lambda run: self.peers.begin(LOOKUPS, ask, run.resume),
+            )
+            if isinstance(route, HeadraceError):
+                raise route
+            is_unknown = route.command.code == ResponseCode.TOPIC_NOT_EXIST
+            return None if is_unknown else queues_in(topic, route.expect())
+
+        return await self._first(look)
+
     async def _first(self, look: Callable[[str], Awaitable[T | None]]) -> T | None:
         """The first result. Raises HeadraceError if there is none and a nameserver has failed."""
         problem: HeadraceError | None = None
@@ -163,3 +187,17 @@ def _route(nameserver: str, topic: str) -> Ask:
 
 def _infos(route: Response) -> Infos:
     return route.decode(TopicRouteData).topic_queue_mapping_by_broker or {}
+
+
+def queues_in(topic: str, route: Response) -> list[MessageQueue]:
+    """The readable queues of a topic in its route. Raises HeadraceError."""
+    data = route.decode(TopicRouteData)
+    infos = (data.topic_queue_mapping_by_broker or {}).values()
+    if infos:
+        counts = {logic_broker_name(): max(info.total_queues for info in infos)}
+    else:
+        parts = [part for part in data.queue_datas if part.perm & PERM_READ]
+        counts = {part.broker_name: part.read_queue_nums for part in parts}
+    if sum(max(0, count) for count in counts.values()) > QUEUE_NUMS_MAX:
+        raise route.malformed(f"topic {topic} has over {QUEUE_NUMS_MAX} queues")
+    return [MessageQueue(topic, name, n) for name in sorted(counts) for n in range(counts[name])]

@@ -39,7 +39,6 @@ EXPECTED_VALUES = {
     "traceTopicEnable": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
-    "defaultMessageRequestMode": "PULL",
 }
 
 _AUTH = "org.apache.rocketmq.auth."
@@ -96,7 +95,7 @@ _WITHOUT_EFFECT = """
     consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
     consumerOffsetUpdateVersionStep controllerAddr controllerHeartBeatTimeoutMills
     correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval dLegerGroup dLegerPeers
-    dLegerSelfId dataReadAheadEnable debugLockEnable defaultPopShareQueueNum defaultQueryMaxNum
+    dLegerSelfId dataReadAheadEnable debugLockEnable defaultQueryMaxNum
     delayOffsetUpdateVersionStep deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
     destroyMapedFileIntervalForcibly disableCallbackExecutor
     disableConsumeIfConsumerReadSlowly disableNettyWorkerGroup disappearTimeAfterStart

@@ -14,6 +14,7 @@ from hashlib import md5
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.errors import ConfigurationError
+from headrace_protocol.pop import shares
 
 if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
@@ -21,22 +22,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Strategy = Callable[[Sequence["MessageQueue"], Sequence[str], str], Iterable["MessageQueue"]]
 
-
-def averagely(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
-) -> Sequence[MessageQueue]:
-    """Consecutive queues; the first members get one more if needed. RocketMQ's default, AVG."""
-    index = client_ids.index(client_id)
-    share, more = divmod(len(queues), len(client_ids))
-    start = index * share + min(index, more)
-    return queues[start : start + share + (index < more)]
-
-
-def averagely_by_circle(
-    queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str
-) -> Sequence[MessageQueue]:
-    """Every n-th queue, with n members (AVG_BY_CIRCLE)."""
-    return queues[client_ids.index(client_id) :: len(client_ids)]
+# Brokers know these two as well.
+averagely = shares.averagely
+averagely_by_circle = shares.averagely_by_circle
 
 
 def config(mine: Collection[MessageQueue]) -> Strategy:

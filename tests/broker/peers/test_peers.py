@@ -12,7 +12,7 @@ import trio
 
 from headrace_broker.peers import callers, peers
 from headrace_broker.peers.callers import Caller, TooManyRequests
-from headrace_broker.peers.nameservers import Nameservers
+from headrace_broker.peers.nameservers import Nameservers, queues_in
 from headrace_broker.peers.peers import Ask, Outcome, Peers
 from headrace_broker.statictopic.answer import Answer, MalformedField
 from headrace_daemon.network import MemoryNetwork
@@ -21,8 +21,10 @@ from headrace_protocol.bodies import (
     BrokerMemberGroup,
     ClusterInfo,
     GetBrokerMemberGroupResponseBody,
+    MessageQueue,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import Command
 from headrace_protocol.departed import DepartedBroker
 from headrace_protocol.drivers.errors import (
     BrokerError,
@@ -30,6 +32,7 @@ from headrace_protocol.drivers.errors import (
     ConnectionLost,
     HeadraceError,
     LogInFailed,
+    MalformedAnswer,
     RequestTimeout,
 )
 from headrace_protocol.drivers.response import Response
@@ -37,12 +40,14 @@ from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.rights.credentials import Credentials
 from headrace_protocol.serving import Reply
-from tests.support.scripted import Asked, Scripted, close, scripted, static_route
+from headrace_protocol.statictopic.mapping import logic_broker_name
+from tests.support.scripted import Asked, Scripted, close, route, scripted, static_route
 
 CODE = 30
 TIMEOUT_MS = 3000
 MANY = Caller("many", None, 10_000)
 FEW = Caller("few", None, 2)
+SCRIPT = Scripted("b:1")
 QUICK = Caller("quick", 500, 10)
 
 
@@ -430,6 +435,33 @@ async def test_a_broker_is_known_by_its_address(autojump_clock: object) -> None:
         two.answer(code, Reply(code=1, remark="no"))
         with pytest.raises(BrokerError, match="no"):
             await nameservers.knows("master:1")
+
+
+@pytest.mark.parametrize(
+    ("found", "queues"),
+    [
+        (route(SCRIPT, SCRIPT, queues=2), [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        (route(SCRIPT, perm=2), []),
+        (route(queues=2), []),
+        (static_route(SCRIPT, leads=[[0]], total=3), [(None, 0), (None, 1), (None, 2)]),
+    ],
+)
+def test_queues_are_those_of_a_route(found: Reply, queues: list[tuple[int | None, int]]) -> None:
+    names = {None: logic_broker_name(), 0: "broker-0", 1: "broker-1"}
+    assert queues_in("T", routed(found)) == [
+        MessageQueue("T", names[broker], queue_id) for broker, queue_id in queues
+    ]
+
+
+def test_a_route_with_too_many_queues_is_rejected() -> None:
+    with pytest.raises(MalformedAnswer, match="over 65536 queues"):
+        queues_in("T", routed(route(SCRIPT, SCRIPT, queues=40_000)))
+
+
+def routed(reply: Reply) -> Response:
+    return Response(
+        "n:1", RequestCode.GET_ROUTEINFO_BY_TOPIC, Command(0), memoryview(reply.body[0])
+    )
 
 
 async def test_a_nameserver_names_the_brokers_that_left(autojump_clock: object) -> None:
