@@ -267,10 +267,13 @@ _SHOWN_CHARS = 40
 
 
 def check_topic(topic: str) -> None:
-    """Check a topic name from a client, by the peer's rule."""
+    """Check a topic name from a client, by the peer's rule.
+
+    The retry topic of a group and a topic may have a plus sign between them.
+    """
     is_retry = topic.startswith(GROUP_PREFIXES)
     _check_chars("topic", topic, RETRY_TOPIC_CHARS_MAX if is_retry else TOPIC_CHARS_MAX)
-    _check_letters("topic", topic)
+    _check_letters("topic", topic.replace("+", "_", 1) if is_retry else topic)
 
 
 def check_group(group: str) -> None:

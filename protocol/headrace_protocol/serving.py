@@ -50,7 +50,13 @@ TURN_S = 0.005
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
 # Requests that may wait for a message as long as their client likes.
 _LONG_POLLS = frozenset(
-    {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.BULK_PULL}
+    {
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.BULK_PULL,
+        RequestCode.POP_MESSAGE,
+        RequestCode.NOTIFICATION,
+    }
 )
 # Memory of a waiting request besides its bytes, as measured (docs/benchmarks/growth.md).
 _WAITING_BYTES = 2048

@@ -73,6 +73,9 @@ class HeldRequest:
         """
         raise NotImplementedError
 
+    def released(self) -> None:
+        """Called when it waits no more, before it is answered at its deadline."""
+
     def apply(self, event: Event) -> State:
         """Enter the next state. Raises KeyError if ``event`` can't happen in this one."""
         self.state = state = NEXT_STATE[self.state, event]
@@ -116,6 +119,15 @@ class LongPolling:
         self._due.setdefault(held.tick, {})[held] = None
         self._of_channels.setdefault(channel, {})[held] = None
         channel.charge(held.held_bytes)
+
+    def wait_at(self, held: HeldRequest, queues: tuple[StoreQueue, ...]) -> None:
+        """Have a held request wait at other queues from now on, as far as it waits."""
+        for queue in held.queues:
+            if queue.waiting:
+                queue.waiting.pop(held, None)
+        held.queues = queues
+        for queue in queues:
+            _wait(queue, held)
 
     def held_by(self, channel: Channel) -> int:
         """The number of a channel's requests that are held."""
@@ -199,6 +211,7 @@ class LongPolling:
         _discard(self._due, held.tick, held)
         _discard(self._of_channels, channel, held)
         channel.charge(-held.held_bytes)
+        held.released()
 
 
 def _wait(queue: StoreQueue, held: HeldRequest) -> None:

@@ -8,6 +8,7 @@ slices: an entry that changes before its turn is copied first, so a save holds o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -33,7 +34,7 @@ from headrace_protocol.outages import Outages
 from headrace_protocol.waiting import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
 
     from headrace_broker.host_budget import Host
     from headrace_broker.persistence import NowMs
@@ -54,6 +55,8 @@ _EMPTY_QUEUE_BYTES = 2048
 
 Key = tuple[str, str]  # topic, group
 Offsets = dict[int, int]  # queue id -> queue offset
+# Group, topic, queue id (None: all), and the offset (None: there is none any more).
+OnMoved = Callable[[str, str, int | None, int | None], None]
 
 
 class _Table:
@@ -143,7 +146,11 @@ class _Table:
 
 
 class ConsumerOffsets:
-    """Committed and pulled offsets of all groups, and resets for their next pulls."""
+    """Committed and pulled offsets of all groups, and resets for their next pulls.
+
+    on_moved: called when anybody but ``settle`` changes an offset. before_save: awaited before what
+    changed is saved; returns why it can't be. None while no group pops.
+    """
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
         """Load the table. Raises StoreFormatError if its file can't be read."""
@@ -169,6 +176,8 @@ class ConsumerOffsets:
         self.logic_known: dict[Key, dict[int, tuple[int, int]]] = {}  # gen of the leader, offset
         self.logic_gens: dict[Key, Offsets] = {}  # gen of the item of the last commit
         self._commits = 0
+        self.on_moved: OnMoved | None = None
+        self.before_save: Callable[[], Awaitable[OSError | None]] | None = None
         self._is_running = False
         self._is_awaited = trio.Event()
         self._waiting: list[Callable[[Exception | None], None]] = []
@@ -229,6 +238,12 @@ class ConsumerOffsets:
             self.data_version = next_version(self.data_version, self._now_ms())
         return True
 
+    def settle(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record what a group that pops has consumed; it knows of all resets."""
+        key = (topic, group)
+        take_reset(self._resets, key, queue_id)
+        self._record(key, queue_id, offset)
+
     def expect(self, group: str, topic: str) -> None:
         """Note that ``group`` reads ``topic``, also if it has committed nothing at this broker.
 
@@ -246,6 +261,8 @@ class ConsumerOffsets:
         if queue_id in self._committed.offsets[topic, group]:
             self._committed.remove((topic, group), queue_id)
             self._is_dirty = True
+            if self.on_moved is not None:
+                self.on_moved(group, topic, queue_id, None)
 
     def commit_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record that ``group`` has received the messages before ``offset``."""
@@ -365,13 +382,17 @@ class ConsumerOffsets:
             }
         )
 
-    def save_snapshot(self, snapshot: Callable[[], bytes]) -> None:
+    def save_snapshot(self, snapshot: Callable[[], bytes], problem: OSError | None = None) -> None:
         """Write a snapshot, in any thread.
 
-        Raises OSError; the next snapshot then includes the unwritten changes.
+        problem: why it can't be written. Raises OSError; the next snapshot then includes the
+        unwritten changes.
         """
         try:
-            self._file.save(snapshot())
+            text = snapshot()
+            if problem is not None:
+                raise problem
+            self._file.save(text)
         except OSError:
             self._is_dirty = True
             raise
@@ -409,7 +430,8 @@ class ConsumerOffsets:
         if (snapshot := await in_slices(self.take_snapshot())) is not None:
             place = f"the place of {self._file.path}"
             try:
-                await trio.to_thread.run_sync(self.save_snapshot, snapshot)
+                problem = None if self.before_save is None else await self.before_save()
+                await trio.to_thread.run_sync(self.save_snapshot, snapshot, problem)
             except OSError as error:
                 self._outages.failed(place, error)
                 return error
@@ -443,6 +465,12 @@ class ConsumerOffsets:
         yield self._pulled
 
     def _put(self, key: Key, queue_id: int, offset: int) -> None:
+        self._record(key, queue_id, offset)
+        if self.on_moved is not None:
+            topic, group = key
+            self.on_moved(group, topic, queue_id, offset)
+
+    def _record(self, key: Key, queue_id: int, offset: int) -> None:
         if key not in self._committed.offsets:
             self._index_pair(key)
         self._committed.put(key, queue_id, offset)
@@ -466,6 +494,8 @@ class ConsumerOffsets:
             _discard(self._topics_of, group, topic)
             _discard(self._groups_of, topic, group)
             self._is_dirty = True
+            if self.on_moved is not None:
+                self.on_moved(group, topic, None, None)
             yield
 
 

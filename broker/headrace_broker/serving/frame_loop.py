@@ -86,6 +86,16 @@ class FrameLoop:
         self._hold_back = hold_back
         self._end_turn = end_turn
 
+    def add_turn_end(self, end: Callable[[], None]) -> None:
+        """Call a function too at the end of each turn, before its messages are written."""
+        others = self._end_turn
+
+        def end_all() -> bool:
+            end()
+            return others()
+
+        self._end_turn = end_all
+
     def handle(self, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """See FrameHandler."""
         commit_log = self._commit_log

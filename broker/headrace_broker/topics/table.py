@@ -209,6 +209,15 @@ class TopicTable:
                 "brokerPermission has no write bit, send to another broker",
             )
 
+    def check_broker_readable(self) -> None:
+        """Raise RequestError when this broker gives no messages to clients."""
+        if not self._config.broker_permission & PERM_READ:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
+                "brokerPermission has no read bit, read from another broker",
+            )
+
     def check_deliverable(self, topic: TopicConfig) -> None:
         """Raise RequestError when a topic takes no new messages."""
         if not topic.perm & PERM_WRITE:
@@ -220,12 +229,7 @@ class TopicTable:
 
     def check_readable(self, topic: str) -> TopicConfig:
         """A topic that may be read. Raises RequestError."""
-        if not self._config.broker_permission & PERM_READ:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
-                "brokerPermission has no read bit, read from another broker",
-            )
+        self.check_broker_readable()
         config = self.expect(topic)
         if not config.perm & PERM_READ:
             raise RequestError(
