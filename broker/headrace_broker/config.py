@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError, field_validator, model_validato
 
 from headrace_broker.settings.access import AccessFields
 from headrace_broker.settings.audit import AuditFields
+from headrace_broker.settings.pop import PopFields
 from headrace_broker.settings.setting import Effect, extra_of, text_of
 from headrace_broker.settings.setting import setting as _setting
 from headrace_broker.settings.setting_problems import problem_of
@@ -57,7 +58,7 @@ def _percent(default: int, explanation: str) -> Any:
     return _setting(default, explanation, unit="percent", on_change=Effect.RETENTION, ge=0, le=100)
 
 
-class BrokerConfig(AccessFields, AuditFields, TierConfig):
+class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
     """All settings of a broker; attributes are the keys in Python's spelling."""
 
     # -- identity

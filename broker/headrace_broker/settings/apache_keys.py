@@ -110,7 +110,7 @@ _WITHOUT_EFFECT = """
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
     enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePopMetrics
     enableReconnectForGoAway enableRegisterProducer enableRemoteEscape enableRemotingMetrics
-    enableRequestMetrics enableRetryTopicV2 enableRocksDBLog enableRunningFlagsInFlush
+    enableRequestMetrics enableRocksDBLog enableRunningFlagsInFlush
     enableScheduleAsyncDeliver enableScheduleMessageStats enableShutdownGracefully
     enableSingleTopicRegister enableSkipLongAwaitingAck enableSplitMetadata
     enableSplitRegistration enableStatsMetrics enableTransactionMetrics
@@ -137,7 +137,7 @@ _WITHOUT_EFFECT = """
     maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
     maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
     maxLiteSubscriptionCount maxLmqConsumeQueueNum maxMessageFilterNumForNotification
-    maxMsgsNumBatch maxPopPollingSize maxReconnectIntervalTimeSeconds
+    maxMsgsNumBatch maxReconnectIntervalTimeSeconds
     maxRecoveryCommitlogFiles maxRocksDBIndexQueryDays maxSlaveResendLength
     maxStatsIdleTimeInMinutes maxTopicLength maxTransferBytesOnMessageInDisk
     maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
@@ -150,9 +150,9 @@ _WITHOUT_EFFECT = """
     osPageCacheBusyTimeOutMills persistConsumerOffsetIncrementally popCkMaxBufferSize
     popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
     popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
-    popFromRetryProbability popFromRetryProbabilityForPriority popInflightMessageThreshold
+    popFromRetryProbabilityForPriority popInflightMessageThreshold
     popLongPollingForceNotifyInterval popPollingMapExpireTimeSeconds popPollingMapSize
-    popPollingSize popResponseReturnActualRetryTopic popReviveConcurrency popReviveMaxAttemptTimes
+    popReviveConcurrency
     popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent preferredLeaderId printChannelGroups
     printChannelGroupsMinNum priorityOrderAsc processReplyMessageThreadPoolNums
     pullBatchMaxMessageCount pullMessageThreadPoolNums pullThreadPoolQueueCapacity
@@ -163,8 +163,8 @@ _WITHOUT_EFFECT = """
     recordGetMessageResult recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval regionId registerBrokerTimeoutMills
     rejectPullConsumerEnable replicasPerDiskPartition
-    replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval
-    reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable
+    replyThreadPoolQueueCapacity reviveAckWaitMs reviveInterval
+    reviveMaxSlow reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable
     rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
     sampleCountThreshold sampleSteps scheduleAsyncDeliverMaxPendingLimit
     scheduleAsyncDeliverMaxResendNum2Blocked searchBcqByCacheEnable sendHeartbeatTimeoutMillis

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from headrace_broker.config import BrokerConfig
 from headrace_broker.settings.access import AccessFields
 from headrace_broker.settings.audit import AuditFields
+from headrace_broker.settings.pop import PopFields
 from headrace_broker.settings.setting import extra_of, text_of
 from headrace_broker.tiered.config import TierConfig
 
@@ -31,6 +32,7 @@ def settings() -> list[Setting]:
     parts = [
         *AccessFields.model_fields,
         *AuditFields.model_fields,
+        *PopFields.model_fields,
         *TierConfig.model_fields,
     ]
     own = [name for name in fields if name not in parts]
