@@ -183,6 +183,14 @@ MAY_IMPORT = {
         "headrace_broker.message_demands",
     },
     "headrace_broker.reply": SERVICE | {"headrace_broker.config", "headrace_broker.consumer"},
+    "headrace_broker.pop": INNER
+    | {
+        "headrace_broker.config",
+        "headrace_broker.consumer",
+        "headrace_broker.core",
+        "headrace_broker.inner",
+        "headrace_broker.statistics",
+    },
     "headrace_broker.schedule": INNER
     | {"headrace_broker.inner", "headrace_broker.message_demands"},
     "headrace_broker.timer": INNER

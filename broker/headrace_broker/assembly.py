@@ -15,6 +15,7 @@ from headrace_broker.compaction import feature as compaction
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.feature import merge
 from headrace_broker.metrics import feature as metrics
+from headrace_broker.pop import feature as pop
 from headrace_broker.processors import feature as processors
 from headrace_broker.quotas import feature as quotas
 from headrace_broker.reply import feature as reply
@@ -55,6 +56,7 @@ FEATURES: Final[tuple[Callable[[Core], Feature], ...]] = (
     compaction.build,
     retry.build,
     reply.build,
+    pop.build,
     transaction.build,
     schedule.build,
     timer.build,

@@ -100,15 +100,14 @@ def encode_bits(bits: Iterable[int]) -> str:
 
 def decode_bits(text: str) -> list[int]:
     """The bits of a BitSet, ascending."""
+    digits = f"{bitset(text):b}"[::-1]
+    return [bit for bit, digit in enumerate(digits) if digit == "1"]
+
+
+def bitset(text: str) -> int:
+    """A BitSet as a number. Raises OutOfBounds unless it is one of at most BITS_MAX bits."""
     check_text("bits of acks", text, _TEXT_CHARS_MAX)
     try:
-        raw = b64decode(text, validate=True)
+        return int.from_bytes(b64decode(text, validate=True), "little")
     except (ValueError, binascii.Error):
         raise OutOfBounds("the bits of acks are no base64") from None
-    return [
-        place * 8 + bit
-        for place, byte in enumerate(raw)
-        if byte
-        for bit in range(8)
-        if byte >> bit & 1
-    ]

@@ -1,0 +1,105 @@
+"""The parts of POP, put together, and what a start makes of the log of pops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from headrace_broker.pop.acks import AckProcessor
+from headrace_broker.pop.pop_log import PopLog
+from headrace_broker.pop.popping import Popping
+from headrace_broker.pop.pops import Pops
+from headrace_broker.pop.processor import PopProcessor
+from headrace_broker.pop.progress import PopProgress
+from headrace_broker.pop.recovery import bring_in_line
+from headrace_broker.pop.revive import Revive
+from headrace_broker.pop.targets import PopTargets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.core import Core
+    from headrace_protocol.serving import Registry, RequestFunction
+
+
+class PopParts:
+    """Everything that serves pops. functions: by the code of the requests."""
+
+    def __init__(self, core: Core, registry: Registry, folder: Path) -> None:
+        """Reads the log of pops. Raises OSError, StoreFormatError."""
+        config, store, tables = core.config, core.store, core.tables
+        self._store = store
+        self.log = PopLog(folder, store.fs)
+        self.pops = Pops(self.log)
+        log_end = store.commit_log.max_offset
+        for event in self.log.read():
+            self.pops.replay(event, log_end)
+        bring_in_line(self.pops, tables, core.directory)
+        self.pops.replayed()
+        self.log.begin_anew()
+        self.progress = PopProgress(store, tables.offsets, self.pops, self.log)
+        self.progress.settle()
+        targets = PopTargets(config, tables, core.directory)
+        popping = Popping(config, store, tables.offsets, self.pops, core.statistics)
+        long_polling = core.clients.long_polling
+        pops = PopProcessor(
+            registry,
+            config,
+            core.rights.access,
+            store,
+            tables.topics,
+            long_polling,
+            targets,
+            popping,
+            self.progress,
+        )
+        acks = AckProcessor(config, store, tables.topics, core.directory, self.pops, self.progress)
+        self.revive = Revive(
+            config,
+            store,
+            tables,
+            core.directory,
+            core.messages.writer,
+            self.pops,
+            self.progress,
+            long_polling,
+        )
+        self.functions: dict[int, RequestFunction] = {**pops.functions(), **acks.functions()}
+        tables.offsets.on_moved = self._moved
+        tables.offsets.before_save = self.progress.bring_to_disk
+        core.serving.frames.add_turn_end(self.progress.write_out)
+
+    def _moved(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> None:
+        """Somebody has moved or deleted the offset of a group."""
+        if queue_id is None:
+            queues = self.pops.queues_of(group, topic)
+        else:
+            found = self.pops.find(group, topic, queue_id)
+            queues = [found] if found is not None else []
+        for queue in queues:
+            if offset is None:
+                self.pops.forget(queue)
+            elif offset != queue.settled_offset:
+                self.pops.reset(queue, offset)
+
+    async def run(self) -> None:
+        """Revive messages, and bring changes to disk, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.progress.run)
+            nursery.start_soon(self.revive.run)
+
+    def finish(self) -> None:
+        """Bring everything to disk, before the groups' offsets. Raises OSError."""
+        if self._store.commit_log.life.is_writable:
+            self._store.flusher.flush_log_now()
+        self.progress.flush_now()
+        self.log.close()
+
+    def runtime_info(self) -> dict[str, str]:
+        """The counts, for GET_BROKER_RUNTIME_INFO."""
+        return {
+            "popMessagesOut": str(self.pops.out_count),
+            "popMessagesRevived": str(self.revive.revived),
+            "popMessagesBuried": str(self.revive.buried),
+        }

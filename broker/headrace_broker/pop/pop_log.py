@@ -1,0 +1,286 @@
+"""The log of pops: files of frames, each the events of one turn.
+
+A frame is its length, its CRC and an array of events as MSGPACK; zeros follow the last one. Files
+are allocated before they are needed, so that no frame finds the disk full. The log holds what its
+files say of the queues and checkpoints that are still kept: what the oldest file alone says of them
+is written again, little by little, until that file can go. So the log stays within a small multiple
+of what is out, and no turn writes all of it.
+
+Source: docs/store-format.md "pop"; tests/broker/pop/test_pop_log.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from zlib_ng.zlib_ng import crc32
+
+from headrace_broker.pop.events import Event, checkpoint_event, queue_event
+from headrace_broker.pop.pop_queue import PopQueue
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.filesystem import read_file
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
+
+    from headrace_broker.pop.pop_queue import Checkpoint
+    from headrace_broker.store.files.filesystem import Files
+
+    Entry = PopQueue | Checkpoint
+
+FILE_BYTES: Final = 4 << 20
+_MAGIC: Final = b"HRPOP\0\0\1"
+_FRAME: Final = struct.Struct(">II")
+# More than the requests of a turn take.
+_TURN_BYTES: Final = 512 << 10
+# What an entry takes, roughly; the files may take as much again, and these besides.
+_ENTRY_BYTES: Final = 64
+_SPARE_FILES: Final = 4
+_MOVED_MIN: Final = 8
+_DIGITS: Final = 20
+_SNAPSHOT_EVENTS: Final = 4096
+
+
+class _Segment:
+    """A file. live: the entries that no later file describes. end: of its frames."""
+
+    __slots__ = ("descriptor", "end", "live", "number", "path")
+
+    def __init__(self, number: int, path: Path, descriptor: int) -> None:
+        self.number = number
+        self.path = path
+        self.descriptor = descriptor
+        self.end = len(_MAGIC)
+        self.live: dict[Entry, None] = {}
+
+
+class PopLog:
+    """Writes events in the loop's thread; ``flush`` may run in another.
+
+    written: bytes of frames so far. flushed: how many of them are on disk.
+    """
+
+    def __init__(self, folder: Path, files: Files, file_bytes: int = FILE_BYTES) -> None:
+        self._folder = folder
+        self._files = files
+        self._file_bytes = file_bytes
+        self._segments: deque[_Segment] = deque()
+        self._spare: _Segment | None = None
+        self._events: list[Event] = []
+        self._kept: dict[Entry, None] = {}
+        self._live_count = 0
+        self._dirty: list[_Segment] = []
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._first_number = 0
+        self.written = self.flushed = 0
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @property
+    def is_pending(self) -> bool:
+        """True if there are events that ``write_out`` would write."""
+        return bool(self._events)
+
+    def note(self, event: Event) -> None:
+        """See ``EventLog``."""
+        self._events.append(event)
+
+    def keep(self, entry: Entry) -> None:
+        """See ``EventLog``."""
+        self._kept[entry] = None
+
+    def drop(self, entry: Entry) -> None:
+        """See ``EventLog``."""
+        self._kept.pop(entry, None)
+        if (segment := self._segment_of(entry)) is not None:
+            del segment.live[entry]
+            self._live_count -= 1
+            entry.segment = -1
+
+    def _segment_of(self, entry: Entry) -> _Segment | None:
+        if entry.segment < 0 or not self._segments:
+            return None
+        return self._segments[entry.segment - self._segments[0].number]
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """Raise RequestError unless there is room for the events of a turn."""
+        if not self._segments or self._file_bytes - self._segments[-1].end < _TURN_BYTES:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        if self._spare is not None:
+            return
+        try:
+            self._spare = self._new_segment()
+        except OSError as error:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"no room for what is popped in {self._folder}: {error.strerror or error}; "
+                "free space on the disk",
+            ) from error
+
+    def _new_segment(self) -> _Segment:
+        files, folder = self._files, self._folder
+        if not folder.exists():
+            files.make_directories(folder)
+        number = self._segments[-1].number + 1 if self._segments else self._first_number
+        path = folder / f"{number:0{_DIGITS}}"
+        descriptor = files.create(path)
+        try:
+            files.allocate(descriptor, 0, self._file_bytes)
+            files.write(descriptor, _MAGIC, 0)
+        except OSError:
+            files.close(descriptor)
+            with suppress(OSError):
+                files.unlink(path)
+            raise
+        return _Segment(number, path, descriptor)
+
+    def write_out(self) -> None:
+        """Write the events so far as one frame. Raises OSError; they are written next time then."""
+        if self._events:
+            self._move_old()
+            body = self._encode(self._events)
+            self._write(_FRAME.pack(len(body), crc32(body)) + body)
+            self._events = []
+            self._place_kept()
+
+    def _write(self, frame: bytes) -> None:
+        if not self._segments or self._segments[-1].end + len(frame) > self._file_bytes:
+            self._prepare()
+            assert self._spare is not None
+            self._segments.append(self._spare)
+            self._spare = None
+        segment = self._segments[-1]
+        self._files.write(segment.descriptor, frame, segment.end)
+        segment.end += len(frame)
+        self.written += len(frame)
+        if segment not in self._dirty:
+            self._dirty.append(segment)
+
+    def _place_kept(self) -> None:
+        segment = self._segments[-1]
+        kept, self._kept = self._kept, {}
+        for entry in kept:
+            if (before := self._segment_of(entry)) is not None:
+                del before.live[entry]
+            else:
+                self._live_count += 1
+            entry.segment = segment.number
+        segment.live.update(kept)
+
+    def _move_old(self) -> None:
+        """Write again what only the oldest file says, if the files are too many."""
+        allowed = _SPARE_FILES + 2 * self._live_count * _ENTRY_BYTES // self._file_bytes
+        if len(self._segments) <= allowed:
+            return
+        count = _MOVED_MIN + len(self._events)
+        for entry in list(self._segments[0].live)[:count]:
+            if entry not in self._kept:
+                self._events.append(
+                    queue_event(entry) if isinstance(entry, PopQueue) else checkpoint_event(entry)
+                )
+                self._kept[entry] = None
+
+    # -- the disk ----------------------------------------------------------------------------------
+
+    def start_flush(self) -> Callable[[], None]:
+        """A function for any thread that brings all frames so far to disk.
+
+        It also removes the old files of which nothing is kept, once what was written again is on
+        disk. It raises OSError; ``note_flushed`` follows.
+        """
+        dirty, self._dirty = self._dirty, []
+        gone = []
+        while len(self._segments) > 1 and not self._segments[0].live:
+            gone.append(self._segments.popleft())
+        files = self._files
+
+        def flush() -> None:
+            for segment in dirty:
+                files.fdatasync(segment.descriptor)
+            files.sync_names()
+            for segment in gone:
+                files.close(segment.descriptor)
+                files.unlink(segment.path)
+
+        return flush
+
+    def note_flushed(self, written: int) -> None:
+        """Note that as many bytes are on disk."""
+        self.flushed = max(self.flushed, written)
+
+    # -- start and stop ----------------------------------------------------------------------------
+
+    def read(self) -> Iterator[Event]:
+        """The events of all files in order, up to the first frame that is torn.
+
+        Raises StoreFormatError for a file that is not one of the log, OSError.
+        """
+        for path in self._paths():
+            data = read_file(path)
+            if data[: len(_MAGIC)] not in {_MAGIC, bytes(len(_MAGIC)), b""}:
+                raise StoreFormatError(path, "is no log of pops", "move it out of the store folder")
+            end = yield from _events_of(data)
+            self._first_number = int(path.name) + 1
+            if not _is_end(data, end):
+                return
+
+    def _paths(self) -> list[Path]:
+        if not self._folder.exists():
+            return []
+        return sorted(path for path in self._folder.iterdir() if path.name.isdigit())
+
+    def begin_anew(self) -> None:
+        """Write what was noted and kept to files of their own, and remove all others.
+
+        Raises OSError, RequestError.
+        """
+        old = self._paths()
+        self._first_number = int(old[-1].name) + 1 if old else 0
+        events, self._events = self._events, []
+        for start in range(0, len(events), _SNAPSHOT_EVENTS):
+            body = self._encode(events[start : start + _SNAPSHOT_EVENTS])
+            self._write(_FRAME.pack(len(body), crc32(body)) + body)
+        if self._segments:
+            self._place_kept()
+            self.start_flush()()
+        for path in old:
+            self._files.unlink(path)
+        self._files.sync_names()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        spare = [self._spare] if self._spare else []
+        for segment in (*self._segments, *spare):
+            with suppress(OSError):
+                self._files.close(segment.descriptor)
+        self._segments.clear()
+        self._spare = None
+
+
+def _events_of(data: bytes) -> Generator[Event, None, int]:
+    """The events in the frames of a file; returns where the last whole one ends."""
+    position = len(_MAGIC)
+    while position + _FRAME.size <= len(data):
+        size, crc = _FRAME.unpack_from(data, position)
+        body = data[position + _FRAME.size : position + _FRAME.size + size]
+        if not size or len(body) < size or crc32(body) != crc:
+            break
+        yield from msgspec.msgpack.decode(body)
+        position += _FRAME.size + size
+    return position
+
+
+def _is_end(data: bytes, position: int) -> bool:
+    """True if nothing follows, so that the next file continues."""
+    return not any(data[position : position + _FRAME.size])

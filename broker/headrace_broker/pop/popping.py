@@ -1,0 +1,204 @@
+"""Takes messages out of queues for members of a group, and gives the answer that has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.pop.reading import BYTES_MAX, Found, as_first_sent, read
+from headrace_protocol.errors import NotReady
+from headrace_protocol.pop.handle import Handle, TopicKind
+from headrace_protocol.pop.headers import INIT_MIN, PopMessageResponseHeader
+from headrace_protocol.pop.infos import PoppedQueue, encode_offsets
+from headrace_protocol.serving import Reply
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.offsets import ConsumerOffsets
+    from headrace_broker.pop.pop_queue import Checkpoint, PopQueue
+    from headrace_broker.pop.pops import Pops
+    from headrace_broker.pop.targets import PopSource, PopTarget
+    from headrace_broker.statistics import BrokerStatistics
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.frame import Buffer
+
+# A queue whose first message is no further from the end of the log is young: a group that begins
+# at the end begins at its first message.
+_YOUNG_BYTES: Final = 1 << 30
+
+
+class Ask(NamedTuple):
+    """A POP, apart from its target."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    invisible_ms: int
+    init_mode: int
+    bytes_max: int = BYTES_MAX
+
+    @property
+    def is_open(self) -> bool:
+        """True if more messages fit in the answer."""
+        return self.count > 0 and self.bytes_max > 0
+
+    def after(self, found: Found) -> Ask:
+        """What is left to ask for."""
+        return self._replace(
+            count=self.count - len(found.offsets), bytes_max=self.bytes_max - found.body_bytes
+        )
+
+
+class _Part(NamedTuple):
+    """What an answer has from one queue."""
+
+    source: PopSource
+    checkpoint: Checkpoint
+    found: Found
+
+
+class Popping:
+    """Serves POPs from all sources of their targets."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        offsets: ConsumerOffsets,
+        pops: Pops,
+        statistics: BrokerStatistics,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._offsets = offsets
+        self._pops = pops
+        self._statistics = statistics
+        self._revive_qid = 0
+
+    def pop(self, target: PopTarget, ask: Ask) -> Reply | None:
+        """The answer with messages that are out from now on; None if there are none.
+
+        Raises NotReady if none are here, and others must be fetched first.
+        """
+        self._revive_qid = (self._revive_qid + 1) % self._config.revive_queue_num
+        now_ms = self._store.clock.now_ms()
+        parts: list[_Part] = []
+        rest = 0
+        away: NotReady | None = None
+        left = ask
+        for source in target.in_order(self._config.pop_from_retry_probability):
+            try:
+                queue = self._queue(target, source, ask.init_mode)
+                part = self._take(target, source, queue, left, now_ms) if left.is_open else None
+            except NotReady as wait:
+                away = wait
+                continue
+            if part is not None:
+                parts.append(part)
+                left = left.after(part.found)
+            rest += max(0, source.source.known_range()[1] - queue.next_offset)
+        if not parts and away is not None:
+            raise away
+        return self._reply(target, ask, parts, now_ms, rest) if parts else None
+
+    def peek(self, target: PopTarget, ask: Ask) -> tuple[list[Buffer], int]:
+        """Messages that a POP would get, and how many remain. Raises NotReady."""
+        buffers: list[Buffer] = []
+        count, rest = ask.count, 0
+        for source in target.in_order(self._config.pop_from_retry_probability):
+            first = self._next_offset(target, source, ask.init_mode)
+            if count:
+                found = read(source, first, count, BYTES_MAX, self._tags(target, source))
+                buffers += found.buffers
+                count -= len(found.offsets)
+                first = found.next_offset
+            rest += max(0, source.source.known_range()[1] - first)
+        return buffers, rest
+
+    def _queue(self, target: PopTarget, source: PopSource, init_mode: int) -> PopQueue:
+        group = target.wanted.group
+        queue = self._pops.find(group, source.topic, source.queue_id)
+        if queue is None:
+            first = self._next_offset(target, source, init_mode)
+            queue = self._pops.open(group, source.topic, source.queue_id, first)
+        return queue
+
+    def _next_offset(self, target: PopTarget, source: PopSource, init_mode: int) -> int:
+        """Where a POP of a queue begins. Raises NotReady."""
+        group = target.wanted.group
+        queue = self._pops.find(group, source.topic, source.queue_id)
+        if queue is not None:
+            return queue.next_offset
+        committed = self._offsets.query(group, source.topic, source.queue_id)
+        if committed is not None:
+            return committed
+        min_offset, max_offset = source.source.min_offset(), source.source.max_offset()
+        if init_mode == INIT_MIN or source.kind is not TopicKind.NORMAL or self._is_young(source):
+            return min_offset
+        return max(max_offset - 1, min_offset)
+
+    def _is_young(self, source: PopSource) -> bool:
+        if source.source.min_offset() > 0 or not source.source.max_offset():
+            return not source.source.max_offset()
+        physical_offset, _, _ = source.source.unit(0)
+        return self._store.commit_log.max_offset - physical_offset <= _YOUNG_BYTES
+
+    def _tags(self, target: PopTarget, source: PopSource) -> frozenset[int] | None:
+        """A message to retry has passed the filter before."""
+        return target.tags if source.kind is TopicKind.NORMAL else None
+
+    def _take(
+        self, target: PopTarget, source: PopSource, queue: PopQueue, ask: Ask, now_ms: int
+    ) -> _Part | None:
+        tags = self._tags(target, source)
+        found = read(source, queue.next_offset, ask.count, ask.bytes_max, tags)
+        part = None
+        if found.offsets:
+            checkpoint = self._pops.take(
+                queue,
+                found.offsets,
+                found.physical_offset,
+                now_ms,
+                ask.invisible_ms,
+                self._revive_qid,
+            )
+            part = _Part(source, checkpoint, found)
+        if found.next_offset != queue.next_offset:
+            self._pops.move(queue, found.next_offset)
+        return part
+
+    def _reply(
+        self, target: PopTarget, ask: Ask, parts: list[_Part], now_ms: int, rest: int
+    ) -> Reply:
+        body: list[Buffer] = []
+        group = target.wanted.group
+        for source, checkpoint, found in parts:
+            body += self._body(target, source, checkpoint, found)
+            self._statistics.get(group, source.topic, len(found.offsets), found.body_bytes)
+        starts, messages = encode_offsets(
+            PoppedQueue(source.kind, source.queue_id, found.offsets[0], found.offsets)
+            for source, _, found in parts
+        )
+        header = PopMessageResponseHeader(
+            pop_time=now_ms,
+            invisible_time=ask.invisible_ms,
+            revive_qid=self._revive_qid,
+            rest_num=rest,
+            start_offset_info=starts,
+            msg_offset_info=messages,
+        )
+        return Reply(header, tuple(body), remark="FOUND")
+
+    def _body(
+        self, target: PopTarget, source: PopSource, checkpoint: Checkpoint, found: Found
+    ) -> list[Buffer]:
+        is_named = self._config.pop_response_return_actual_retry_topic
+        if source.kind is TopicKind.NORMAL or is_named:
+            return [*found.buffers]
+        handle = Handle(
+            checkpoint.offsets[0],
+            checkpoint.pop_time,
+            checkpoint.invisible_ms,
+            checkpoint.revive_qid,
+            source.kind,
+            self._config.broker_name,
+            source.queue_id,
+        )
+        return [*as_first_sent(found.buffers, target.wanted.topic, handle)]

@@ -1,0 +1,233 @@
+"""The state of all pops: what groups have taken, and what of it is out.
+
+No input or output: each change is one event, which goes to the log of pops; a start replays it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from headrace_broker.pop.due_times import DueTimes
+from headrace_broker.pop.events import Event, Kind, checkpoint_event, queue_event, unpacked
+from headrace_broker.pop.pop_queue import Checkpoint, Origin, PopQueue, QueueName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+class EventLog(Protocol):
+    """Where events go."""
+
+    def note(self, event: Event) -> None:
+        """Write an event with the next frame."""
+
+    def keep(self, entry: PopQueue | Checkpoint) -> None:
+        """Keep what the last event says, until ``drop``."""
+
+    def drop(self, entry: PopQueue | Checkpoint) -> None:
+        """Forget what is kept of a queue or checkpoint."""
+
+
+class Pops:
+    """All queues that groups pop. out_count: the number of messages that are out."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._queues: dict[QueueName, PopQueue] = {}
+        self._by_number: dict[int, PopQueue] = {}
+        self._last_number = 0
+        self._changed: dict[PopQueue, None] = {}
+        self.due = DueTimes()
+        self.out_count = 0
+
+    def __iter__(self) -> Iterator[PopQueue]:
+        return iter(self._queues.values())
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def find(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
+        """A group's progress in a queue; None if it has popped nothing of it."""
+        return self._queues.get(QueueName(group, topic, queue_id))
+
+    def queues_of(self, group: str, topic: str) -> list[PopQueue]:
+        """All queues of a topic that a group pops."""
+        return [each for each in self if each.name.topic == topic and each.name.group == group]
+
+    def take_changed(self) -> Iterable[PopQueue]:
+        """The queues whose settled offset may have changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def open(self, group: str, topic: str, queue_id: int, next_offset: int) -> PopQueue:
+        """A queue that a group pops for the first time."""
+        queue = self._open(self._last_number + 1, QueueName(group, topic, queue_id), next_offset)
+        self._log.note(queue_event(queue))
+        self._log.keep(queue)
+        self._changed[queue] = None
+        return queue
+
+    def move(self, queue: PopQueue, next_offset: int) -> None:
+        """Continue behind messages that were taken, or that the group does not want."""
+        queue.next_offset = next_offset
+        self._changed[queue] = None
+        self._log.note((Kind.MOVE, queue.number, next_offset))
+
+    def take(
+        self,
+        queue: PopQueue,
+        offsets: Sequence[int],
+        physical_offset: int,
+        pop_time: int,
+        invisible_ms: int,
+        revive_qid: int,
+    ) -> Checkpoint:
+        """Messages of a queue go out; ``move`` follows."""
+        checkpoint = Checkpoint(queue, offsets, physical_offset, pop_time, invisible_ms, revive_qid)
+        self._add(checkpoint)
+        return checkpoint
+
+    def settle(self, checkpoint: Checkpoint, bits: int) -> None:
+        """Messages that are out were acked."""
+        self._note_settled(Kind.SETTLE, checkpoint, bits)
+
+    def revive(self, checkpoint: Checkpoint, bits: int, log_end: int) -> None:
+        """Messages that are out have others in their places, which the log has up to its end."""
+        self._note_settled(Kind.REVIVE, checkpoint, bits, log_end)
+
+    def extend(
+        self, checkpoint: Checkpoint, offset: int, now_ms: int, invisible_ms: int, origin: Origin
+    ) -> Checkpoint:
+        """A message that is out gets another time, and with it another handle."""
+        changed = Checkpoint(
+            checkpoint.queue,
+            range(offset, offset + 1),
+            checkpoint.physical_offset,
+            # An older handle must not name it.
+            max(now_ms, checkpoint.pop_time + 1),
+            invisible_ms,
+            checkpoint.revive_qid,
+            origin,
+        )
+        self._add(changed)
+        self.settle(checkpoint, checkpoint.bit(offset))
+        return changed
+
+    def reset(self, queue: PopQueue, next_offset: int) -> None:
+        """The group continues at another offset; nothing is out any more."""
+        self._clear(queue)
+        queue.next_offset = next_offset
+        self._changed[queue] = None
+        self._log.note((Kind.RESET, queue.number, next_offset))
+
+    def forget(self, queue: PopQueue) -> None:
+        """The group has no progress in the queue any more."""
+        self._forget(queue)
+        self._log.note((Kind.FORGET, queue.number))
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def replay(self, event: Event, log_end: int) -> None:
+        """Repeat a change. log_end: messages that would begin past it are lost."""
+        kind, number, *fields = event
+        if kind == Kind.QUEUE:
+            group, topic, queue_id, next_offset = fields
+            known = self._by_number.get(number)
+            if known is None:
+                self._open(number, QueueName(group, topic, queue_id), next_offset)
+            else:
+                known.next_offset = next_offset
+        elif (queue := self._by_number.get(number)) is not None:
+            self._replay(kind, queue, fields, log_end)
+
+    def _replay(self, kind: int, queue: PopQueue, fields: list, log_end: int) -> None:  # type: ignore[type-arg]
+        if kind == Kind.CHECKPOINT:
+            packed, physical_offset, pop_time, invisible_ms, revive_qid, origin, settled = fields
+            offsets = unpacked(packed)
+            known = queue.get((offsets[0], pop_time))
+            if known is not None:  # it was written again
+                self._settle(known, settled & ~known.settled)
+                return
+            found = Checkpoint(
+                queue,
+                offsets,
+                physical_offset,
+                pop_time,
+                invisible_ms,
+                revive_qid,
+                Origin(origin),
+                settled,
+            )
+            self._put(found)
+        elif kind == Kind.MOVE:
+            (queue.next_offset,) = fields
+        elif kind in {Kind.SETTLE, Kind.REVIVE}:
+            first, pop_time, bits, *ends = fields
+            checkpoint = queue.get((first, pop_time))
+            if checkpoint is not None and all(end <= log_end for end in ends):
+                self._settle(checkpoint, bits)
+        elif kind == Kind.RESET:
+            self._clear(queue)
+            (queue.next_offset,) = fields
+        elif kind == Kind.FORGET:
+            self._forget(queue)
+
+    def replayed(self) -> None:
+        """Bring what was replayed in order, and keep it."""
+        for queue in self._queues.values():
+            queue.sort()
+            self._changed[queue] = None
+            self._log.note(queue_event(queue))
+            self._log.keep(queue)
+            for checkpoint in queue:
+                self._log.note(checkpoint_event(checkpoint))
+                self._log.keep(checkpoint)
+
+    # -- without events ----------------------------------------------------------------------------
+
+    def _open(self, number: int, name: QueueName, next_offset: int) -> PopQueue:
+        self._last_number = max(self._last_number, number)
+        queue = self._queues[name] = self._by_number[number] = PopQueue(name, number, next_offset)
+        return queue
+
+    def _add(self, checkpoint: Checkpoint) -> None:
+        self._put(checkpoint)
+        self._log.note(checkpoint_event(checkpoint))
+        self._log.keep(checkpoint)
+
+    def _put(self, checkpoint: Checkpoint) -> None:
+        checkpoint.queue.add(checkpoint)
+        self.due.add(checkpoint, checkpoint.due_ms)
+        self.out_count += checkpoint.bits.bit_count()
+
+    def _note_settled(self, kind: Kind, checkpoint: Checkpoint, bits: int, *more: int) -> None:
+        self._settle(checkpoint, bits)
+        self._changed[checkpoint.queue] = None
+        first, pop_time = checkpoint.key
+        self._log.note((kind, checkpoint.queue.number, first, pop_time, bits, *more))
+
+    def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
+        bits &= checkpoint.bits
+        checkpoint.settled |= bits
+        self.out_count -= bits.bit_count()
+        if checkpoint.is_done:
+            checkpoint.queue.remove(checkpoint)
+            self._let_go(checkpoint)
+
+    def _clear(self, queue: PopQueue) -> None:
+        for checkpoint in queue:
+            self.out_count -= checkpoint.bits.bit_count()
+            self._let_go(checkpoint)
+        queue.clear()
+
+    def _let_go(self, checkpoint: Checkpoint) -> None:
+        self.due.remove(checkpoint)
+        self._log.drop(checkpoint)
+
+    def _forget(self, queue: PopQueue) -> None:
+        self._clear(queue)
+        self._changed.pop(queue, None)
+        del self._queues[queue.name], self._by_number[queue.number]
+        self._log.drop(queue)

@@ -1,0 +1,308 @@
+"""POP_MESSAGE (200050), PEEK_MESSAGE (200052), NOTIFICATION (200054), POLLING_INFO (200055).
+
+Source: docs/protocol.md "POP"; tests/broker/pop/test_pop.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from headrace_broker.consumer.long_polling import HeldRequest
+from headrace_broker.pop.acks import check_invisible_time
+from headrace_broker.pop.popping import Ask
+from headrace_broker.pop.targets import Wanted
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.pop.headers import (
+    INIT_MAX,
+    INIT_MIN,
+    POP_MESSAGES_MAX,
+    NotificationHeader,
+    NotificationResponseHeader,
+    PeekMessageHeader,
+    PeekMessageResponseHeader,
+    PollingInfoHeader,
+    PollingInfoResponseHeader,
+    PopMessageHeader,
+)
+from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import later, now_or_later
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.pop.popping import Popping
+    from headrace_broker.pop.progress import PopProgress
+    from headrace_broker.pop.targets import PopTarget, PopTargets
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_broker.topics.table import TopicTable
+    from headrace_protocol.rights.access import Access
+    from headrace_protocol.serving import Registry, Request, RequestFunction, Work
+
+    # The answer if there is something for a request; raises NotReady.
+    Attempt = Callable[[PopTarget], Reply | None]
+
+# A request that comes this much later than it would wait is too late.
+_LATE_MS: Final = 500
+_POLL_MS_MAX: Final = 60_000
+_TIMED_OUT: Final = Reply(code=ResponseCode.POLLING_TIMEOUT, remark="POLLING_TIMEOUT")
+_FULL: Final = Reply(code=ResponseCode.POLLING_FULL, remark="POLLING_FULL")
+
+
+class _HeldPop(HeldRequest):
+    """A request that waits for messages of all queues of its target."""
+
+    __slots__ = ("_attempt", "_judged_version", "_processor", "_target", "_timed_out")
+
+    def __init__(
+        self,
+        processor: PopProcessor,
+        request: Request,
+        target: PopTarget,
+        attempt: Attempt,
+        timed_out: Reply,
+    ) -> None:
+        super().__init__(request, 0, request.held_bytes)
+        self._processor: PopProcessor = processor
+        self._target: PopTarget = target
+        self._attempt: Attempt = attempt
+        self._timed_out: Reply = timed_out
+        self._judged_version = processor.access.version
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it waits for."""
+        return self._target.wanted
+
+    def released(self) -> None:
+        """See HeldRequest."""
+        self._processor.released(self)
+
+    def try_answer(self, *, may_wait: bool) -> bool:
+        """See HeldRequest."""
+        if not self.request.channel.is_open:
+            return True
+        try:
+            return self._try_answer(may_wait)
+        except Exception as error:  # noqa: BLE001 - answered like the error of any request
+            self._processor.registry.fail(self.request, error)
+            return True
+
+    def _try_answer(self, may_wait: bool) -> bool:
+        processor, request = self._processor, self.request
+        if self._judged_version != processor.access.version:
+            processor.access.check(request)
+            self._judged_version = processor.access.version
+        target = processor.targets.find(request, self.wanted)
+        try:
+            reply = self._attempt(target)
+        except NotReady as away:
+            again = partial(processor.answer, request, target, self._attempt, self._timed_out)
+            processor.registry.start(request, later(away, again))
+            return True
+        if reply is None and may_wait:
+            if target is not self._target:
+                self._target = target
+                processor.long_polling.wait_at(self, target.queues)
+            return False
+        processor.progress.answer(request, reply or self._timed_out)
+        return True
+
+
+class PopProcessor:
+    """Serves POPs, and waits for messages. access: judges held ones again."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        config: BrokerConfig,
+        access: Access,
+        store: MessageStore,
+        topics: TopicTable,
+        long_polling: LongPolling,
+        targets: PopTargets,
+        popping: Popping,
+        progress: PopProgress,
+    ) -> None:
+        self.registry = registry
+        self._config = config
+        self.access = access
+        self._clock = store.clock
+        self._topics = topics
+        self.long_polling = long_polling
+        self.targets = targets
+        self._popping = popping
+        self.progress = progress
+        # Requests that wait, by group, topic and queue, and all of them.
+        self._held: Counter[tuple[str, str, int]] = Counter()
+        self._held_count = 0
+
+    def functions(self) -> dict[int, RequestFunction]:
+        """What serves each code."""
+        return {
+            RequestCode.POP_MESSAGE: self.pop,
+            RequestCode.PEEK_MESSAGE: self.peek,
+            RequestCode.NOTIFICATION: self.notify,
+            RequestCode.POLLING_INFO: self.polling_info,
+        }
+
+    def pop(self, request: Request) -> Reply | Work | None:
+        """POP_MESSAGE: messages that are invisible to others for a time, or none after a wait."""
+        header = request.header(PopMessageHeader)
+        wait_ms = self._wait_ms(header.born_time, header.poll_time)
+        if wait_ms is None:
+            return _TIMED_OUT
+        self._check(header)
+        wanted = Wanted(
+            header.consumer_group, header.topic, header.queue_id, header.exp_type, header.exp
+        )
+        target = self.targets.find(request, wanted)
+        check_invisible_time(self._config, header.invisible_time)
+        self.progress.log.check_room()
+        count = max(header.max_msg_nums, 1)
+        ask = Ask(count, header.invisible_time, header.init_mode)
+        attempt = partial(self._pop, ask)
+        return self._begin(request, target, attempt, wait_ms, _TIMED_OUT, _FULL)
+
+    def _pop(self, ask: Ask, target: PopTarget) -> Reply | None:
+        return self._popping.pop(target, ask)
+
+    def _check(self, header: PopMessageHeader) -> None:
+        """Raise RequestError for what is wrong before any topic is looked at."""
+        self._topics.check_broker_readable()
+        if header.max_msg_nums > POP_MESSAGES_MAX:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"maxMsgNums {header.max_msg_nums}: at most {POP_MESSAGES_MAX}",
+            )
+        if not self._config.timer_wheel_enable:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the broker[{self._config.broker_name}] pop message is forbidden because "
+                "timerWheelEnable is false",
+            )
+        if header.init_mode not in {INIT_MIN, INIT_MAX}:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"initMode {header.init_mode}: expected {INIT_MIN} or {INIT_MAX}",
+            )
+        if header.order:
+            raise RequestError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "orderly POP is not there yet; consume in order by pulls",
+            )
+
+    def _wait_ms(self, born_ms: int, poll_ms: int) -> int | None:
+        """How long a request may wait; None if it has waited too long already."""
+        left_ms = born_ms + poll_ms - self._clock.now_ms()
+        if left_ms < -_LATE_MS:
+            return None
+        # The client's clock may be ahead.
+        return max(0, min(left_ms, poll_ms, _POLL_MS_MAX))
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        request: Request,
+        target: PopTarget,
+        attempt: Attempt,
+        wait_ms: int,
+        timed_out: Reply,
+        full: Reply,
+    ) -> Reply | Work | None:
+        def begin() -> Reply | None:
+            if (reply := attempt(target)) is not None:
+                return self.progress.reply(request, reply)
+            if not wait_ms:
+                return self.progress.reply(request, timed_out)
+            if self._is_full(target.wanted):
+                return self.progress.reply(request, full)
+            self._hold(request, target, attempt, wait_ms, timed_out)
+            return None
+
+        return now_or_later(begin)
+
+    def answer(
+        self, request: Request, target: PopTarget, attempt: Attempt, timed_out: Reply
+    ) -> Reply | None:
+        """Answer a request that must not wait for messages any more. Raises NotReady."""
+        return self.progress.reply(request, attempt(target) or timed_out)
+
+    def _is_full(self, wanted: Wanted) -> bool:
+        return (
+            self._held_count >= self._config.max_pop_polling_size
+            or self._held[wanted[:3]] >= self._config.pop_polling_size
+        )
+
+    def _hold(
+        self, request: Request, target: PopTarget, attempt: Attempt, wait_ms: int, timed_out: Reply
+    ) -> None:
+        request.body = b""
+        held = _HeldPop(self, request, target, attempt, timed_out)
+        before = self.long_polling.held_count
+        self.long_polling.hold(held, target.queues, wait_ms / 1000)
+        if self.long_polling.held_count > before:
+            self._held[target.wanted[:3]] += 1
+            self._held_count += 1
+
+    def released(self, held: _HeldPop) -> None:
+        """Note that a held request waits no more."""
+        name = held.wanted[:3]
+        self._held_count -= 1
+        self._held[name] -= 1
+        if not self._held[name]:
+            del self._held[name]
+
+    # -- the others --------------------------------------------------------------------------------
+
+    def peek(self, request: Request) -> Reply | Work | None:
+        """PEEK_MESSAGE: messages as a POP would get them, which stay visible."""
+        header = request.header(PeekMessageHeader)
+        if not 0 < header.max_msg_nums <= POP_MESSAGES_MAX:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"maxMsgNums {header.max_msg_nums}: expected 1 to {POP_MESSAGES_MAX}",
+            )
+        wanted = Wanted(header.consumer_group, header.topic, header.queue_id, None, None)
+        target = self.targets.find(request, wanted)
+        ask = Ask(header.max_msg_nums, 0, INIT_MIN)
+
+        def peek() -> Reply:
+            buffers, rest = self._popping.peek(target, ask)
+            code = ResponseCode.SUCCESS if buffers else ResponseCode.PULL_NOT_FOUND
+            return Reply(PeekMessageResponseHeader(rest_num=rest), tuple(buffers), code)
+
+        return now_or_later(peek)
+
+    def notify(self, request: Request) -> Reply | Work | None:
+        """NOTIFICATION: wait until a POP would get a message."""
+        header = request.header(NotificationHeader)
+        wait_ms = self._wait_ms(header.born_time, header.poll_time)
+        if wait_ms is None:
+            return _notification(has_message=False)
+        wanted = Wanted(
+            header.consumer_group, header.topic, header.queue_id, header.exp_type, header.exp
+        )
+        target = self.targets.find(request, wanted)
+        nothing = _notification(has_message=False)
+        full = _notification(has_message=False, is_full=True)
+        return self._begin(request, target, self._look, wait_ms, nothing, full)
+
+    def _look(self, target: PopTarget) -> Reply | None:
+        buffers, _ = self._popping.peek(target, Ask(1, 0, INIT_MIN))
+        return _notification(has_message=True) if buffers else None
+
+    def polling_info(self, request: Request) -> Reply:
+        """POLLING_INFO: the number of requests that wait."""
+        header = request.header(PollingInfoHeader)
+        count = self._held.get((header.consumer_group, header.topic, header.queue_id), 0)
+        return Reply(PollingInfoResponseHeader(polling_num=count))
+
+
+def _notification(*, has_message: bool, is_full: bool = False) -> Reply:
+    return Reply(NotificationResponseHeader(has_msg=has_message, polling_full=is_full))

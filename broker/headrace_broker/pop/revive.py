@@ -1,0 +1,295 @@
+"""Messages that were not acknowledged in time become visible again, or end as dead letters.
+
+Each is stored once more, in the retry topic of its group and topic. The log of pops names that
+record's end before the record is written, and a start believes it as far as the CommitLog goes. So
+a kill at any moment leaves a message either out or stored again, never both.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.pop.pop_queue import Origin
+from headrace_broker.queue_directory import Use
+from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.log.record_checksum import without_checksum
+from headrace_broker.store.store_source import GetStatus
+from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import (
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    decode_records,
+    with_properties,
+)
+from headrace_protocol.pop.handle import FIRST_POP_PROPERTY, HANDLE_PROPERTY, TopicKind
+from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.long_polling import LongPolling
+    from headrace_broker.core import Tables
+    from headrace_broker.inner.writer import InnerWriter
+    from headrace_broker.pop.pop_queue import Checkpoint, QueueName
+    from headrace_broker.pop.pops import Pops
+    from headrace_broker.pop.progress import PopProgress
+    from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.store.message_store import MessageStore
+    from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.message import StoredMessage
+
+log = structlog.get_logger("headrace.broker")
+
+# Pauses after failures, the peer's.
+_MINUTES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)
+_PAUSES_S: Final = (10, 20, 30, *(60 * minutes for minutes in _MINUTES))
+# The wall clock may jump.
+_LOOK_S: Final = 1.0
+_AT_ONCE: Final = 128
+_TIMES_MAX: Final = 2**31 - 1
+
+
+class Revive:
+    """Stores again what is due. revived, buried: counts since the start. given_up: never stored."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        tables: Tables,
+        directory: QueueDirectory,
+        writer: InnerWriter,
+        pops: Pops,
+        progress: PopProgress,
+        long_polling: LongPolling,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics, _, self._groups, _ = tables
+        self._directory = directory
+        self._writer = writer
+        self._pops = pops
+        self._progress = progress
+        self._long_polling = long_polling
+        self._failures: dict[Checkpoint, int] = {}
+        self._asked = trio.Event()
+        pops.due.on_earlier = self._ask
+        self.revived = self.buried = self.given_up = 0
+
+    def _ask(self) -> None:
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Revive until cancelled."""
+        while True:
+            self._asked = trio.Event()
+            await self.revive_due()
+            with trio.move_on_after(self._pause_s()):
+                await self._asked.wait()
+
+    def _pause_s(self) -> float:
+        due_ms = self._pops.due.next_ms
+        if due_ms is None:
+            return math.inf
+        return min(max(due_ms - self._store.clock.now_ms(), 0) / 1000, _LOOK_S)
+
+    async def revive_due(self) -> None:
+        """Store again what is due now."""
+        due = self._pops.due.take(self._store.clock.now_ms())
+        # What a failure or a cancellation leaves is due again.
+        rest = dict.fromkeys(due)
+        try:
+            for checkpoint in due:
+                await self._revive(checkpoint)
+                del rest[checkpoint]
+        finally:
+            for checkpoint in rest:
+                if not checkpoint.is_done:
+                    self._pops.due.add(checkpoint, checkpoint.due_ms)
+
+    async def _revive(self, checkpoint: Checkpoint) -> None:
+        try:
+            await self._store_again(checkpoint)
+        except (RequestError, OSError) as error:
+            self._note_failure(checkpoint, error)
+        else:
+            self._failures.pop(checkpoint, None)
+
+    def _note_failure(self, checkpoint: Checkpoint, error: Exception) -> None:
+        failures = self._failures[checkpoint] = self._failures.get(checkpoint, 0) + 1
+        group, topic, queue_id = checkpoint.queue.name
+        where = {"group": group, "topic": topic, "queue_id": queue_id, "reason": str(error)}
+        if failures < self._config.pop_revive_max_attempt_times:
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+            log.warning("messages to retry not stored yet", retry_s=pause_s, **where)
+            self._pops.due.add(checkpoint, self._store.clock.now_ms() + 1000 * pause_s)
+            return
+        offsets = [offset for offset, _ in checkpoint.out()]
+        log.error("messages to retry given up", queue_offsets=offsets, **where)
+        self.given_up += len(offsets)
+        self._settle(checkpoint, checkpoint.bits)
+        del self._failures[checkpoint]
+
+    def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
+        self._pops.settle(checkpoint, bits)
+        self._progress.write_out()
+
+    # -- one checkpoint ----------------------------------------------------------------------------
+
+    async def _store_again(self, checkpoint: Checkpoint) -> None:
+        """Raises RequestError, OSError while that fails."""
+        messages: list[tuple[int, InnerMessage]] = []
+        made = False
+        for offset, bit in list(checkpoint.out()):
+            message = await self._read(checkpoint, offset)
+            if message is None:
+                self._settle(checkpoint, bit)
+                continue
+            topic, is_new = await self._target(checkpoint, message)
+            made |= is_new
+            messages.append((bit, self._again(checkpoint, message, topic)))
+        while messages:
+            try:
+                self._append(checkpoint, messages)
+            except (StoreBusy, StoreNotWritable):
+                await trio.sleep(RETRY_S)
+            else:
+                await trio.lowlevel.checkpoint()
+        if made:
+            # Requests that wait for the topic must wait for its retries too.
+            self._long_polling.arrived(self._store.queues_of(checkpoint.queue.name.topic))
+
+    def _append(self, checkpoint: Checkpoint, messages: list[tuple[int, InnerMessage]]) -> None:
+        """Store what is still out, and remove it from ``messages``.
+
+        Nothing happens between the look at what is out and the write. Raises StoreBusy,
+        StoreNotWritable while the store takes no more.
+        """
+        self._progress.log.check_room()
+        write_path = self._store.write_path
+        if write_path.pressure():
+            write_path.publish()
+        write_path.begin()
+        try:
+            while messages:
+                bit, message = messages[0]
+                if checkpoint.bits & bit:
+                    self._append_one(checkpoint, bit, message)
+                del messages[0]
+        finally:
+            self._progress.write_out()
+            with suppress(StoreNotWritable):  # it stays pending, and a later commit writes it
+                write_path.publish()
+
+    def _append_one(self, checkpoint: Checkpoint, bit: int, message: InnerMessage) -> None:
+        try:
+            self._writer.append_now(message)
+        except RecordTooLarge as error:
+            log.error("message to retry can't be stored", topic=message.topic, reason=str(error))
+            self.given_up += 1
+            self._pops.settle(checkpoint, bit)
+            return
+        self._pops.revive(checkpoint, bit, self._store.commit_log.max_offset)
+        if message.topic.startswith(RETRY_PREFIX):
+            self.revived += 1
+        else:
+            self.buried += 1
+
+    async def _read(self, checkpoint: Checkpoint, offset: int) -> StoredMessage | None:
+        """A message that is out; None if the store has it no more. Raises OSError."""
+        while True:
+            try:
+                return self._read_now(checkpoint, offset)
+            except NotReady as away:
+                await trio.to_thread.run_sync(away.fetch)
+
+    def _read_now(self, checkpoint: Checkpoint, offset: int) -> StoredMessage | None:
+        _, topic, queue_id = checkpoint.queue.name
+        place = self._directory.find(topic, queue_id, Use.INSPECT)
+        if place is None:
+            return None
+        result = place.source.get(offset, 1, 1, None)
+        if result.status is not GetStatus.FOUND:
+            return None
+        (message,) = decode_records(b"".join(result.buffers))
+        # A topic of the same name may have been made later.
+        made_at = self._topics.incarnations.created_at(topic)
+        is_it = made_at <= checkpoint.physical_offset <= message.physical_offset
+        return message if is_it and message.queue_offset == offset else None
+
+    async def _target(self, checkpoint: Checkpoint, message: StoredMessage) -> tuple[str, bool]:
+        """The topic that gets a message, and whether it was made now. Raises RequestError."""
+        group, topic, _ = checkpoint.queue.name
+        config = self._groups.get(group)
+        is_last = config is not None and message.reconsume_times >= config.retry_max_times
+        if is_last and checkpoint.origin is not Origin.SUSPENDED:
+            return await self._made(self._topics.create_dlq_topic, DLQ_PREFIX, group)
+        name = topic
+        if not topic.startswith(RETRY_PREFIX):
+            is_v2 = self._config.enable_retry_topic_v2
+            name = (TopicKind.RETRY_V2 if is_v2 else TopicKind.RETRY_V1).topic(topic, group)
+        name = name.removeprefix(RETRY_PREFIX)
+        return await self._made(self._topics.create_retry_topic, RETRY_PREFIX, name)
+
+    async def _made(
+        self, create: Callable[[str], TopicConfig], prefix: str, name: str
+    ) -> tuple[str, bool]:
+        topic = prefix + name
+        if is_new := self._topics.get(topic) is None:
+            create(name)
+            # Its messages would be nobody's without it.
+            is_saved = trio.Event()
+            self._topics.when_saved(lambda _error: is_saved.set())
+            await is_saved.wait()
+        self._topics.check_deliverable(self._topics.expect(topic))
+        return topic, is_new
+
+    def _again(self, checkpoint: Checkpoint, message: StoredMessage, topic: str) -> InnerMessage:
+        """The message as its retry topic gets it, or that of dead letters."""
+        properties = message.properties
+        more: dict[bytes, bytes] = {}
+        if FIRST_POP_PROPERTY not in properties:
+            more[FIRST_POP_PROPERTY.encode()] = b"%d" % checkpoint.pop_time
+        if topic.startswith(DLQ_PREFIX):
+            first = {
+                RETRY_TOPIC: _first_topic(checkpoint.queue.name),
+                ORIGIN_MESSAGE_ID: message.offset_message_id,
+            }
+            more |= {
+                name.encode(): value.encode()
+                for name, value in first.items()
+                if name not in properties
+            }
+        raw = with_properties(
+            without_checksum(message.raw_properties), more, (HANDLE_PROPERTY.encode(),)
+        )
+        counted = checkpoint.origin is not Origin.SUSPENDED
+        return InnerMessage(
+            topic,
+            0,
+            message.stored_body,
+            raw,
+            tags_code_of(raw),
+            message.flag,
+            message.sys_flag,
+            message.born_timestamp,
+            min(message.reconsume_times + counted, _TIMES_MAX),
+            message.born_host,
+        )
+
+
+def _first_topic(name: QueueName) -> str:
+    """The topic that a message was sent to."""
+    for mark in "_+":
+        prefix = f"{RETRY_PREFIX}{name.group}{mark}"
+        if name.topic.startswith(prefix):
+            return name.topic.removeprefix(prefix)
+    return name.topic

@@ -1,0 +1,175 @@
+"""The queues that a POP reads: those of its topic, and of the topic's retries."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.host_budget import Host
+from headrace_broker.queue_directory import Use
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.pop.handle import TopicKind
+from headrace_protocol.pop.headers import ANY_QUEUE
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Kind
+from headrace_protocol.system_topics import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from headrace_broker.config import BrokerConfig
+    from headrace_broker.core import Tables
+    from headrace_broker.queue_directory import QueueDirectory, Source
+    from headrace_broker.store.store_queue import StoreQueue
+    from headrace_protocol.bodies import TopicConfig
+    from headrace_protocol.serving import Request
+
+_TARGETS_MAX: Final = 10_000
+
+
+class PopSource(NamedTuple):
+    """A queue, and how a POP names it."""
+
+    kind: TopicKind
+    topic: str
+    queue: StoreQueue
+    source: Source
+
+    @property
+    def queue_id(self) -> int:
+        """The queue's id in its topic."""
+        return self.queue.queue_id
+
+
+class Wanted(NamedTuple):
+    """What a client asks for, as far as it finds the queues."""
+
+    group: str
+    topic: str
+    queue_id: int
+    expression_type: str | None
+    expression: str | None
+
+
+class PopTarget(NamedTuple):
+    """The queues of a POP, and the tags that its group wants of the topic."""
+
+    wanted: Wanted
+    retries: tuple[PopSource, ...]
+    sources: tuple[PopSource, ...]
+    tags: frozenset[int] | None
+
+    @property
+    def queues(self) -> tuple[StoreQueue, ...]:
+        """Where it waits."""
+        return tuple(each.queue for each in (*self.retries, *self.sources))
+
+    def in_order(self, retries_percent: int) -> tuple[PopSource, ...]:
+        """All queues, as one POP goes through them: no queue always comes first."""
+        sources, retries = self.sources, self.retries
+        if len(sources) > 1:
+            first = random.randrange(len(sources))
+            sources = sources[first:] + sources[:first]
+        if not retries:
+            return sources
+        is_first = random.randrange(100) < retries_percent
+        return retries + sources if is_first else sources + retries
+
+
+class PopTargets:
+    """Finds targets, and keeps them until topics or groups change."""
+
+    def __init__(self, config: BrokerConfig, tables: Tables, directory: QueueDirectory) -> None:
+        self._config = config
+        self._topics, _, self._groups, self._offsets = tables
+        self._directory = directory
+        self._targets: dict[Wanted, PopTarget] = {}
+        self._change: tuple[object, ...] = ()
+
+    def find(self, request: Request, wanted: Wanted) -> PopTarget:
+        """What a request reads. Raises RequestError, in the peer's order."""
+        change = (
+            self._topics.change_count,
+            self._groups.change_count,
+            self._config.enable_retry_topic_v2,
+            self._config.retrieve_message_from_pop_retry_topic_v1,
+        )
+        if change != self._change or len(self._targets) >= _TARGETS_MAX:
+            self._targets.clear()
+            self._change = change
+        target = self._targets.get(wanted)
+        if target is None:
+            target = self._targets[wanted] = self._find(request, wanted)
+        return target
+
+    def _find(self, request: Request, wanted: Wanted) -> PopTarget:
+        group, topic, queue_id, *_ = wanted
+        config = self._topics.check_readable(topic)
+        self._check_queue_id(config, queue_id)
+        host = Host.of(request.channel)
+        before_create = partial(check_create, request, Kind.GROUP, group)
+        if not group:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "a POP without a consumer group"
+            )
+        self._groups.check_consumable(group, host, before_create)
+        tags = self._tags(wanted)
+        queue_ids = range(config.read_queue_nums) if queue_id == ANY_QUEUE else (queue_id,)
+        sources = tuple(
+            self._source(TopicKind.NORMAL, group, topic, each, host) for each in queue_ids
+        )
+        return PopTarget(wanted, self._retries(group, topic, host), sources, tags)
+
+    def _check_queue_id(self, config: TopicConfig, queue_id: int) -> None:
+        if not ANY_QUEUE <= queue_id < config.read_queue_nums:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{queue_id}] is illegal, topic:[{config.topic_name}] "
+                f"topicConfig.readQueueNums:[{config.read_queue_nums}]",
+            )
+
+    def _tags(self, wanted: Wanted) -> frozenset[int] | None:
+        try:
+            return wanted_tags(wanted.expression, wanted.expression_type)
+        except RequestError as error:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                f"parse the consumer's subscription failed: {error.remark}",
+            ) from None
+
+    def _retries(self, group: str, topic: str, host: Host) -> tuple[PopSource, ...]:
+        """The queues of messages that were not acknowledged in time."""
+        if topic.startswith(RETRY_PREFIX):
+            return ()
+        kinds = [TopicKind.RETRY_V1]
+        if self._config.enable_retry_topic_v2:
+            is_v1_read = self._config.retrieve_message_from_pop_retry_topic_v1
+            kinds = [TopicKind.RETRY_V2, *(kinds if is_v1_read else [])]
+        found = []
+        for kind in kinds:
+            name = kind.topic(topic, group)
+            if (config := self._topics.get(name)) is not None:
+                found += [
+                    self._source(kind, group, name, queue_id, host)
+                    for queue_id in range(config.read_queue_nums)
+                ]
+        return tuple(found)
+
+    def _source(
+        self, kind: TopicKind, group: str, topic: str, queue_id: int, host: Host
+    ) -> PopSource:
+        def make_room(is_new: bool) -> None:
+            self._offsets.make_room(group, topic, queue_id, host)
+            if is_new:
+                self._offsets.make_queue_room(topic, queue_id, host)
+
+        place = self._directory.serve(topic, queue_id, Use.PULL, make_room)
+        if place.reader is not None:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"topic {topic} is static: its queues span brokers, which POP can't follow; "
+                "consume it by pulls",
+            )
+        assert place.queue is not None
+        return PopSource(kind, topic, place.queue, place.source)

@@ -1,0 +1,211 @@
+"""POPs: members of a group take messages one by one, from all queues of a topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace_broker.queue_directory import Here, Lookup, QueueDirectory
+from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.pop.headers import NotificationHeader, PeekMessageHeader, PollingInfoHeader
+from tests.support.broker import broker_config
+from tests.support.channel import MemoryChannel
+from tests.support.pop_broker import PopBroker, answers, bodies, messages_of
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> PopBroker:
+    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
+
+
+def test_messages_of_all_queues_are_taken_once(broker: PopBroker) -> None:
+    for number in range(5):
+        broker.store_message("T", number % 2, b"%d" % number)
+    assert bodies(broker.taken(max_msg_nums=3)) + bodies(broker.taken()) != []
+    assert broker.taken() == []
+    assert broker.pop_parts.pops.out_count == 5
+
+
+def test_an_answer_says_what_remains(broker: PopBroker) -> None:
+    for number in range(5):
+        broker.store_message("T", number % 2)
+    ext = broker.pop(max_msg_nums=2).command.ext()
+    assert ext["restNum"] == "3"
+    assert int(ext["popTime"]) == broker.clock.ms
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0, [b"0", b"1", b"2"]), (1, [b"0", b"1", b"2"])])
+def test_a_new_group_begins_at_the_start_of_a_young_queue(
+    broker: PopBroker, mode: int, expected: list[bytes]
+) -> None:
+    for number in range(3):
+        broker.store_message("T", 0, b"%d" % number)
+    assert bodies(broker.taken(init_mode=mode)) == expected
+
+
+def test_a_group_goes_on_where_it_was(broker: PopBroker) -> None:
+    for number in range(3):
+        broker.store_message("T", 0, b"%d" % number)
+    broker.offsets.commit("g", "T", 0, 2)
+    assert bodies(broker.taken()) == [b"2"]
+
+
+def test_only_wanted_tags_are_taken_and_others_passed(broker: PopBroker) -> None:
+    for number in range(6):
+        broker.store_message("T", 0, b"%d" % number, TAGS="ab"[number % 2])
+    assert bodies(broker.taken(exp="a")) == [b"0", b"2", b"4"]
+    assert broker.taken(exp="a") == []
+    queue = broker.pop_parts.pops.find("g", "T", 0)
+    assert queue is not None
+    assert (queue.next_offset, queue.settled_offset) == (6, 0)
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"born_time": 1}, ResponseCode.POLLING_TIMEOUT),
+        ({"max_msg_nums": 33}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queue_id": 2}, ResponseCode.INVALID_PARAMETER),
+        ({"queue_id": -2}, ResponseCode.INVALID_PARAMETER),
+        ({"consumer_group": ""}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"consumer_group": "idle"}, ResponseCode.NO_PERMISSION),
+        ({"exp": "a = 1", "exp_type": "XPATH"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ({"invisible_time": -1}, ResponseCode.INVALID_PARAMETER),
+        ({"invisible_time": 2**63 - 1}, ResponseCode.INVALID_PARAMETER),
+        ({"init_mode": 2}, ResponseCode.INVALID_PARAMETER),
+        ({"order": True}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+    ],
+)
+def test_bad_pops_are_refused(broker: PopBroker, fields: dict[str, Any], code: int) -> None:
+    broker.groups.put(SubscriptionGroupConfig(group_name="idle", consume_enable=False))
+    broker.store_message("T", 0)
+    answer = broker.pop(**fields)
+    assert answer.code == code
+    assert answer.remark
+    assert broker.pop_parts.pops.out_count == 0
+
+
+def test_no_messages_are_taken_without_timers(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, timer_wheel_enable=False))
+    answer = broker.pop()
+    assert (answer.code, "timerWheelEnable" in answer.remark) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+def test_nothing_is_read_where_the_broker_may_not_be_read(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, broker_permission=2))
+    assert broker.pop(max_msg_nums=33).code == ResponseCode.NO_PERMISSION
+
+
+# -- waiting ----------------------------------------------------------------------------------
+
+
+async def test_a_pop_waits_at_all_queues_and_is_answered_once(broker: PopBroker) -> None:
+    channel = broker.hold()
+    assert answers(channel) == []
+    for queue_id in (1, 0):
+        broker.store_message("T", queue_id, b"%d" % queue_id)
+    (answer,) = answers(channel)
+    assert bodies(messages_of(answer)) == [b"1"]
+    assert broker.long_polling.held_count == 0
+    assert not any(broker.store.queue("T", number).waiting for number in (0, 1))
+    assert bodies(broker.taken()) == [b"0"]
+
+
+async def test_one_of_two_pops_gets_a_message(broker: PopBroker) -> None:
+    channels = [broker.hold(), broker.hold()]
+    broker.store_message("T", 0)
+    assert [len(answers(channel)) for channel in channels] == [1, 0]
+    assert broker.long_polling.held_count == 1
+
+
+async def test_a_pop_gives_up_at_its_deadline(broker: PopBroker) -> None:
+    channel = broker.hold()
+    broker.long_polling.answer_all()
+    (answer,) = answers(channel)
+    assert answer.code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_the_pop_of_a_client_that_has_left_takes_nothing(broker: PopBroker) -> None:
+    channel = broker.hold()
+    channel.is_open = False
+    broker.store_message("T", 0)
+    broker.long_polling.channel_closed(channel)
+    assert broker.pop_parts.pops.out_count == 0
+    assert len(broker.taken()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "held"), [({"pop_polling_size": 2}, 2), ({"max_pop_polling_size": 1}, 1)]
+)
+async def test_only_so_many_pops_wait(tmp_path: Path, settings: dict[str, int], held: int) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, **settings))
+    channels = [broker.hold() for _ in range(held + 1)]
+    (answer,) = answers(channels[-1])
+    assert answer.code == ResponseCode.POLLING_FULL
+    assert polling_count(broker) == held
+    broker.long_polling.answer_all()
+    assert polling_count(broker) == 0
+
+
+def polling_count(broker: PopBroker) -> int:
+    header = PollingInfoHeader(consumer_group="g", topic="T", queue_id=-1)
+    return int(broker.ask(RequestCode.POLLING_INFO, header).command.ext()["pollingNum"])
+
+
+# -- looks ------------------------------------------------------------------------------------
+
+
+def test_a_peek_takes_nothing(broker: PopBroker) -> None:
+    header = PeekMessageHeader(consumer_group="g", topic="T", queue_id=-1, max_msg_nums=2)
+    assert broker.ask(RequestCode.PEEK_MESSAGE, header).code == ResponseCode.PULL_NOT_FOUND
+    for _ in range(3):
+        broker.store_message("T", 0)
+    for _ in range(2):
+        answer = broker.ask(RequestCode.PEEK_MESSAGE, header)
+        assert (answer.code, answer.command.ext()["restNum"]) == (ResponseCode.SUCCESS, "1")
+    assert len(broker.taken()) == 3
+
+
+@pytest.mark.parametrize("count", [0, 33])
+def test_a_peek_of_no_or_too_many_messages_is_refused(broker: PopBroker, count: int) -> None:
+    header = PeekMessageHeader(consumer_group="g", topic="T", queue_id=-1, max_msg_nums=count)
+    assert broker.ask(RequestCode.PEEK_MESSAGE, header).code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_a_notification_waits_for_a_message_and_takes_none(broker: PopBroker) -> None:
+    header = NotificationHeader(
+        consumer_group="g", topic="T", queue_id=-1, poll_time=10_000, born_time=broker.clock.ms
+    )
+    channel = MemoryChannel()
+    broker.send(RequestCode.NOTIFICATION, header, channel=channel)
+    assert answers(channel) == []
+    broker.store_message("T", 1)
+    (answer,) = answers(channel)
+    assert answer.command.ext() == {"hasMsg": "true", "pollingFull": "false"}
+    assert len(broker.taken()) == 1
+
+
+def test_a_notification_that_comes_too_late_has_nothing(broker: PopBroker) -> None:
+    broker.store_message("T", 1)
+    header = NotificationHeader(
+        consumer_group="g", topic="T", queue_id=-1, poll_time=1, born_time=1
+    )
+    answer = broker.ask(RequestCode.NOTIFICATION, header)
+    assert answer.command.ext()["hasMsg"] == "false"
+
+
+def test_a_static_topic_is_refused_by_name(broker: PopBroker) -> None:
+    def spanning_brokers(directory: QueueDirectory, lookup: Lookup) -> Here:
+        place = directory.local(lookup)
+        return place._replace(reader=place.source)
+
+    broker.directory.ask((spanning_brokers,), ())
+    answer = broker.pop()
+    assert (answer.code, "static" in answer.remark) == (ResponseCode.NO_PERMISSION, True)

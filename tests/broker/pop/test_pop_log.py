@@ -1,0 +1,333 @@
+"""The log of pops: what is acked stays acked, and what is out stays out, whatever ends a broker."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from headrace_broker.pop.pop_log import PopLog
+from headrace_broker.pop.pops import Pops
+from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.filesystem import Files
+from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import RequestError
+from headrace_protocol.pop.handle import Handle
+from tests.support.broker import broker_config
+from tests.support.channel import MemoryChannel
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
+from tests.support.stores import crash
+
+FILE_BYTES = 1 << 20
+
+
+def restarted(broker: PopBroker, folder: Path) -> PopBroker:
+    """The next life of a broker that was killed before it saved the offsets."""
+    crash(broker.store)
+    broker.pop_parts.log.close()
+    return PopBroker(folder, clock=broker.clock, commit_log_file_bytes=1 << 16)
+
+
+def popped(broker: PopBroker, count: int) -> list[Handle]:
+    for number in range(count):
+        broker.store_message("T", 0, b"%d" % number)
+    return [handle for _, handle in broker.taken(queue_id=0)]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> PopBroker:
+    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
+
+
+def test_a_broker_that_nobody_pops_from_has_no_log(tmp_path: Path, broker: PopBroker) -> None:
+    broker.store_message("T", 0)
+    assert not (tmp_path / "store/pop").exists()
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_kill_changes_nothing(tmp_path: Path, broker: PopBroker, lives: int) -> None:
+    first, second, third, *_ = popped(broker, 5)
+    for handle in (first, third):
+        broker.ack(handle)
+    broker.change(second, 2 * INVISIBLE_MS)
+    for _ in range(lives):
+        broker = restarted(broker, tmp_path)
+    assert (broker.taken(), broker.pop_parts.pops.out_count) == ([], 3)
+    broker.ack(third)
+    broker.clock.ms += INVISIBLE_MS
+    broker.revive()
+    assert bodies(broker.taken()) == [b"3", b"4"]
+    broker.clock.ms += 2 * INVISIBLE_MS
+    broker.revive()
+    assert bodies(broker.taken()) == [b"1", b"3", b"4"]
+    assert len(list((tmp_path / "store/pop").iterdir())) == 1
+
+
+def test_offsets_that_were_not_saved_follow_the_log(tmp_path: Path, broker: PopBroker) -> None:
+    broker.offsets.persist()
+    for handle in popped(broker, 3)[:2]:
+        broker.ack(handle)
+    crash(broker.store)
+    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    assert again.progress() == 2
+
+
+def test_offsets_that_are_ahead_count(tmp_path: Path, broker: PopBroker) -> None:
+    """Those that another broker has saved."""
+    popped(broker, 4)
+    broker.offsets.on_moved = None
+    broker.offsets.commit("g", "T", 0, 3)
+    broker.offsets.persist()
+    broker = restarted(broker, tmp_path)
+    assert broker.pop_parts.pops.out_count == 1
+    broker.clock.ms += INVISIBLE_MS
+    broker.revive()
+    assert bodies(broker.taken()) == [b"3"]
+
+
+def test_messages_that_a_power_cut_took_are_not_out(tmp_path: Path, broker: PopBroker) -> None:
+    popped(broker, 3)
+    queue = broker.pop_parts.pops.find("g", "T", 0)
+    assert queue is not None
+    broker.pop_parts.pops.take(queue, range(3, 6), 1 << 40, 1, 1, 0)
+    broker.pop_parts.pops.move(queue, 6)
+    broker.pop_parts.progress.write_out()
+    broker = restarted(broker, tmp_path)
+    assert broker.pop_parts.pops.out_count == 3
+    broker.store_message("T", 0, b"new")
+    assert bodies(broker.taken()) == [b"new"]
+
+
+def test_what_was_stored_again_and_lost_is_still_out(tmp_path: Path, broker: PopBroker) -> None:
+    popped(broker, 1)
+    pops = broker.pop_parts.pops
+    (checkpoint,) = [each for queue in pops for each in queue]
+    pops.revive(checkpoint, 1, broker.store.commit_log.max_offset + 1)
+    broker.pop_parts.progress.write_out()
+    broker = restarted(broker, tmp_path)
+    assert broker.pop_parts.pops.out_count == 1
+
+
+@pytest.mark.parametrize("kind", ["deleted", "anew"])
+def test_pops_of_a_topic_that_is_gone_are_forgotten(
+    tmp_path: Path, broker: PopBroker, kind: str
+) -> None:
+    popped(broker, 2)
+    broker.offsets.on_moved = None  # another broker did it
+    broker.topics.delete("T")
+    if kind == "anew":
+        broker.create_topic("T")
+    else:
+        broker.store.delete_topic("T")
+    broker = restarted(broker, tmp_path)
+    assert broker.pop_parts.pops.out_count == 0
+
+
+def test_a_frame_that_is_torn_ends_the_log(tmp_path: Path, broker: PopBroker) -> None:
+    first, *_ = popped(broker, 2)
+    broker.ack(first)
+    (path,) = (tmp_path / "store/pop").iterdir()
+    data = bytearray(path.read_bytes())
+    end = len(bytes(data).rstrip(b"\0"))
+    data[end - 1] ^= 1
+    crash(broker.store)
+    path.write_bytes(data)
+    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    assert again.pop_parts.pops.out_count == 2
+
+
+def test_a_file_that_is_not_of_the_log_is_refused(tmp_path: Path, broker: PopBroker) -> None:
+    popped(broker, 1)
+    crash(broker.store)
+    (tmp_path / "store/pop/00000000000000000009").write_bytes(b"something else")
+    with pytest.raises(StoreFormatError, match="no log of pops"):
+        PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def new_log(folder: Path, files: Files | None = None) -> tuple[PopLog, Pops]:
+    log = PopLog(folder, files or Files(), FILE_BYTES)
+    return log, Pops(log)
+
+
+def replayed(folder: Path) -> Pops:
+    log, pops = new_log(folder)
+    for event in log.read():
+        pops.replay(event, 1 << 60)
+    return pops
+
+
+def names(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir())
+
+
+@pytest.mark.slow
+def test_old_files_go_although_something_stays_out(tmp_path: Path) -> None:
+    log, pops = new_log(tmp_path)
+    queue = pops.open("g", "T", 0, 0)
+    stuck = pops.take(queue, range(2), 0, 1, 1 << 40, 0)
+    pops.settle(stuck, 1)
+    log.write_out()
+    turns = 0
+    while log.written < 12 * FILE_BYTES:
+        turns += 1
+        for number in range(200):
+            offset = 2 + 200 * turns + number
+            checkpoint = pops.take(queue, [offset, offset + 7], 0, turns, 1000, 0)
+            pops.move(queue, offset + 8)
+            pops.settle(checkpoint, 3)
+        log.check_room()
+        log.write_out()
+        log.start_flush()()
+        log.note_flushed(log.written)
+    assert log.flushed == log.written
+    assert len(names(tmp_path)) <= 5
+    found = replayed(tmp_path)
+    (again,) = found
+    assert (again.name, again.next_offset, found.out_count) == (queue.name, queue.next_offset, 1)
+    (checkpoint,) = again
+    assert [offset for offset, _ in checkpoint.out()] == [1]
+    log.close()
+
+
+def test_a_log_of_much_that_is_out_keeps_its_files(tmp_path: Path) -> None:
+    log, pops = new_log(tmp_path)
+    queue = pops.open("g", "T", 0, 0)
+    for turn in range(64):
+        for number in range(1000):
+            pops.take(queue, range(turn * 1000 + number, turn * 1000 + number + 1), 0, turn, 9, 0)
+        log.write_out()
+        log.start_flush()()
+    assert pops.out_count == 64_000
+    assert replayed(tmp_path).out_count == 64_000
+    assert len(names(tmp_path)) < 5
+    log.close()
+
+
+def test_a_disk_without_room_refuses_pops_by_name(
+    tmp_path: Path, broker: PopBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.store_message("T", 0)
+
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.store.fs, "allocate", full)
+        answer = broker.pop()
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert str(tmp_path / "store/pop") in answer.remark
+        assert list((tmp_path / "store/pop").iterdir()) == []
+    assert len(broker.taken()) == 1
+
+
+def test_events_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
+    log, pops = new_log(tmp_path)
+    pops.open("g", "T", 0, 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "_write", lambda _frame: (_ for _ in ()).throw(OSError))
+        with pytest.raises(OSError):  # noqa: PT011 - any
+            log.write_out()
+    log.check_room()
+    log.write_out()
+    assert [queue.next_offset for queue in replayed(tmp_path)] == [5]
+    log.close()
+
+
+# -- flush ------------------------------------------------------------------------------------
+
+
+def sync_broker(folder: Path) -> PopBroker:
+    config = broker_config(folder, flush_disk_type="SYNC_FLUSH")
+    return PopBroker(folder, config, flush="sync")
+
+
+async def test_with_synchronous_flush_answers_wait_for_the_disk(tmp_path: Path) -> None:
+    broker = sync_broker(tmp_path)
+    parts = broker.pop_parts
+    broker.store_message("T", 0)
+    broker.store.flusher.flush_now()
+    broker.store.write_path.publish()
+    channel = MemoryChannel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.progress.run)
+        await trio.testing.wait_all_tasks_blocked()
+        broker.send(200050, broker.pop_header(), channel=channel)
+        assert answers(channel) == []
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        (answer,) = answers(channel)
+        assert len(messages_of(answer)) == 1
+        assert parts.log.flushed == parts.log.written
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_flush_that_fails_is_answered_and_stops_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = sync_broker(tmp_path)
+    broker.store_message("T", 0)
+    broker.store.flusher.flush_now()
+    broker.store.write_path.publish()
+    channel = MemoryChannel()
+
+    def broken(*_args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.pop_parts.progress.run)
+        await trio.testing.wait_all_tasks_blocked()
+        broker.send(200050, broker.pop_header(), channel=channel)
+        monkeypatch.setattr(broker.store.fs, "fdatasync", broken)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        monkeypatch.undo()
+        (answer,) = answers(channel)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert not broker.store.commit_log.life.is_writable
+        nursery.cancel_scope.cancel()
+
+
+async def test_offsets_are_saved_behind_what_they_count(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    for handle in popped(broker, 2):
+        broker.ack(handle)
+    steps = []
+    flusher, log = broker.store.flusher, broker.pop_parts.log
+
+    async def wait_flushed() -> None:
+        steps.append("log")
+
+    def start_flush() -> Callable[[], None]:
+        return lambda: steps.append("pops")
+
+    monkeypatch.setattr(flusher, "wait_flushed", wait_flushed)
+    monkeypatch.setattr(log, "start_flush", start_flush)
+    monkeypatch.setattr(broker.offsets, "save_snapshot", lambda *_: steps.append("offsets"))
+    with trio.move_on_after(1.5):
+        await broker.offsets.run(lambda: 1)
+    assert steps == ["log", "pops", "offsets"]
+
+
+def test_a_stop_brings_everything_to_disk(tmp_path: Path, broker: PopBroker) -> None:
+    popped(broker, 2)
+    parts = broker.pop_parts
+    parts.finish()
+    assert parts.log.flushed == parts.log.written
+    broker.close()
+    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    assert again.pop_parts.pops.out_count == 2
+
+
+def test_a_request_without_room_changes_nothing(tmp_path: Path) -> None:
+    log, _ = new_log(tmp_path / "missing/pop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "_new_segment", lambda: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(RequestError, match="free space"):
+            log.check_room()
