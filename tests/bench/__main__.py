@@ -15,6 +15,7 @@ GROUPS = {
     "growth": "growth",
     "store": "store",
     "secure": "secure",
+    "quotas": "quotas",
     "python-clients": "python_clients",
     "spark": "spark",
     "charts": "charts",
