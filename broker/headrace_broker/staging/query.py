@@ -16,6 +16,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from headrace_broker.staging import owner as owner_file
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, StagedBlock, read_blocks
 from headrace_broker.staging.state import QueryState
@@ -149,8 +150,7 @@ class Query:
 
     state: includes the newest decision; on disk if ``is_saved``.
     problem: why the state is unknown in phase DAMAGED.
-    owner: the user of its first block, to whom it belongs from then on. Without a decision it is
-    not on disk: after a restart the names of the attempts, which only their writers know, decide.
+    owner: the user of its first block, to whom it belongs from then on.
     applied_records: number of records of the pending decision in the log. It is a count and not a
     phase: it stays when applying stops, and from the first record on the decision is final.
     """
@@ -171,6 +171,8 @@ class Query:
         self.applied_records = 0
         self.problem: Exception | None = None
         self.owner: str | None = None
+        # Whether the owner has a file, which is needed until a state has it.
+        self._has_owner_file = False
         self.attempts: dict[tuple[int, str], Attempt] = {}
         # Called when applying ends, with None or the error that stopped it.
         self.waiters: list[Callable[[Exception | None], None]] = []
@@ -190,7 +192,7 @@ class Query:
     def is_idle(self) -> bool:
         """True if the query has no state worth keeping."""
         is_undecided = self.phase is Phase.SETTLED and self.state == QueryState()
-        return is_undecided and not self.attempts
+        return is_undecided and not self.attempts and not self._has_owner_file
 
     @property
     def is_saved(self) -> bool:
@@ -205,11 +207,14 @@ class Query:
         """Read the state; must be called first. is_known: it must be there. Raises OSError."""
         try:
             self.state = self._saved = state_file.load(self.folder, self._files, is_known=is_known)
+            kept = owner_file.read(self.folder)
         except StoreFormatError as error:
             self.problem = error
             self.apply(Event.DAMAGE)
             return
-        self.owner = self.state.owner
+        self.owner, self._has_owner_file = self.state.owner or kept, kept is not None
+        if not self._has_blocks():
+            self._remove_owner()
         if self.state.pending:
             self.apply(Event.FIND)
 
@@ -217,6 +222,22 @@ class Query:
         """Note the user of a block or a decision; the first one is the owner."""
         if self.owner is None:
             self.owner = user
+
+    def keep_owner(self) -> None:
+        """Write the owner beside the blocks, unless it is there or in the state. Raises OSError."""
+        if self.owner is None or self._has_owner_file or self._saved.owner is not None:
+            return
+        self._has_owner_file = True
+        owner_file.write(self.folder, self._files, self.owner)
+
+    def _remove_owner(self) -> None:
+        if self._has_owner_file:
+            (self.folder / owner_file.NAME).unlink(missing_ok=True)
+            self._has_owner_file = False
+            self.owner = self.state.owner
+
+    def _has_blocks(self) -> bool:
+        return bool(self.attempts) or any(self.folder.glob(f"*{BLOCKS_SUFFIX}"))
 
     def decide(self, state: QueryState) -> None:
         """Adopt a state with another pending decision; ``save`` brings it to disk."""
@@ -253,6 +274,8 @@ class Query:
         """Create the folder and bring its name to disk, once. Raises OSError."""
         if not self._is_folder_on_disk:
             make_private(self.folder)
+            if self._has_owner_file:
+                self._files.sync(self.folder / owner_file.NAME)
             for parent in (self.folder.parent, self.folder.parent.parent):
                 self._files.fsync_directory(parent)
             self._is_folder_on_disk = True
@@ -317,10 +340,13 @@ class Query:
     def forget(self) -> None:
         """Remove the state, and the folder unless it has attempts. Raises OSError."""
         (self.folder / state_file.NAME).unlink(missing_ok=True)
+        self._remove_owner()
         self.remove_folder()
 
     def remove_folder(self) -> None:
-        """Remove the folder if it is empty."""
+        """Remove the folder if it is empty, but for the owner of blocks that are gone."""
+        if not self._has_blocks():
+            self._remove_owner()
         with suppress(OSError):
             self.folder.rmdir()
             self._is_folder_on_disk = False

@@ -161,6 +161,7 @@ class Staging:
         block = StagedBlock(header.topic, header.queue_id, header.count, sys_flag, body)
         try:
             make_private(query.folder)
+            query.keep_owner()
             attempt.append(block, self._files)
         except OSError as error:
             if not attempt.block_count:
@@ -315,6 +316,7 @@ class Staging:
     async def _discard(self, query: Query, paths: Iterable[Path]) -> None:
         if await sliced(voided(query, paths)):
             await self.queries.in_thread(query.remove_void)
+            query.remove_folder()
 
     async def forget(self, query_id: str) -> None:
         """Remove the state of a query that won't come back. Raises RequestError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.staging import owner
 from headrace_broker.staging import state as state_file
 from headrace_broker.staging.blocks import CorruptStage, read_blocks
 from headrace_broker.store.errors import StoreFormatError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def staged_findings(root: Path, files: Files) -> Iterator[Finding]:
-    """States that can't be read, and torn blocks.
+    """States and owners that can't be read, and torn blocks.
 
     Torn blocks of an undecided micro-batch are only a note: they are cut off when their attempt
     resumes.
@@ -26,6 +27,7 @@ def staged_findings(root: Path, files: Files) -> Iterator[Finding]:
     for folder in sorted((root / "staged").glob("*")):
         try:
             decided = _decided(state_file.load(folder, files))
+            owner.read(folder)
         except StoreFormatError as error:
             decided = frozenset()
             yield Finding(error.path, str(error))

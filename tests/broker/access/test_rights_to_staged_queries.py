@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from headrace_broker.store.files.filesystem import Files
+from headrace_broker.store_tools.staged_check import staged_findings
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     StageAbortHeader,
@@ -128,6 +131,60 @@ def test_a_decided_query_has_its_owner_after_a_restart(tmp_path: Path) -> None:
     check_closed(again, "bob")
     state = asked(again, "alice", RequestCode.STAGE_STATE, StageQueryHeader(query_id="q"))
     assert (state.code, Decision.decode(state.body).decision_id) == (OK, "d")
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_an_undecided_query_has_its_owner_after_a_restart(
+    tmp_path: Path, is_sealed: bool, is_killed: bool
+) -> None:
+    broker = start(tmp_path / "first")
+    assert send(broker, "alice", "a").code == OK
+    if is_sealed:
+        assert seal(broker, "alice").code == OK
+    if is_killed:
+        shutil.copytree(tmp_path / "first", tmp_path / "second")
+    broker.close()
+    again = start(tmp_path / ("second" if is_killed else "first"))
+    await again.staging.expire()
+    check_closed(again, "bob")
+    sealed = seal(again, "alice")
+    assert sealed.code == OK
+    assert decide(again, "alice", sealed).code == OK
+    check_closed(again, "bob")
+
+
+def test_the_owner_goes_with_the_last_attempt(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    send(broker, "alice", "a")
+    owner = next(tmp_path.glob("**/owner.json"))
+    header, body = OTHERS[RequestCode.STAGE_ABORT]
+    assert asked(broker, "alice", RequestCode.STAGE_ABORT, header, body).code == OK
+    assert not owner.parent.exists()
+    assert send(broker, "bob", "a").code == OK
+    check_closed(broker, "alice")
+    broker.close()
+    for path in owner.parent.glob("*.blocks"):
+        path.unlink()
+    again = start(tmp_path)
+    assert not owner.exists()
+    assert send(again, "alice", "a").code == OK
+
+
+def test_a_damaged_owner_opens_the_query_to_nobody(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    send(broker, "alice", "a")
+    broker.close()
+    owner = next(tmp_path.glob("**/owner.json"))
+    for data, problem in ((b"{", ["unknown whose query it is"]), (b"", [])):
+        owner.write_bytes(data)
+        findings = [str(found) for found in staged_findings(owner.parent.parent.parent, Files())]
+        again = start(tmp_path)
+        answer = send(again, "bob", "b")
+        again.close()
+        assert len(findings) == len(problem)
+        assert all(part in found for part, found in zip(problem, findings, strict=True))
+        assert answer.code == (ResponseCode.SYSTEM_ERROR if problem else OK)
 
 
 @pytest.mark.parametrize("first", ["alice", "bob"])
