@@ -32,6 +32,8 @@ from headrace_protocol.bodies import TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.fastjson import MalformedJson
+from headrace_protocol.rights.late import check_create
+from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.offsets import offset_delta
 from headrace_protocol.waiting import Until, fetch, until
@@ -271,19 +273,20 @@ class StaticTopicChanges:
             if is_at_end and queue in accepted.opened:
                 pairs.add((queue, group))
         names = left.names | ended.names
-        self._expect_groups(topic, names, Host.of(request.channel))
+        self._expect_groups(topic, names, request)
         for queue, group in sorted(pairs):
             self._offsets.commit(group, topic, led[queue], 0)
         if names:
             await until(SAVES, self._groups.saved.when_saved)
             await until(SAVES, self._offsets.when_saved)
 
-    def _expect_groups(self, topic: str, names: set[str], host: Host) -> None:
+    def _expect_groups(self, topic: str, names: set[str], request: Request) -> None:
         """Keep messages for groups that have yet to read those of other brokers."""
         for group in sorted(names):
             # A group that may not be created does not count, here as elsewhere.
             with suppress(RequestError):
-                self._groups.get_or_create(group, host)
+                before_create = partial(check_create, request, Kind.GROUP, group)
+                self._groups.get_or_create(group, Host.of(request.channel), before_create)
             self._offsets.expect(group, topic)
 
     def _stop_beginning(self, topic: str, queues: Iterable[int]) -> None:

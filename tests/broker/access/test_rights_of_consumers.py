@@ -104,30 +104,6 @@ def test_producers_need_no_rule(broker: BrokerUnderTest) -> None:
     assert sent(broker, "bob", beat({}, "producers")).code == OK
 
 
-# -- groups that are created -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
-def test_a_new_group_needs_create(broker: BrokerUnderTest, users: Users, code: RequestCode) -> None:
-    users.put_rules("bob", rules_of("Topic:T Sub", "Group:new Sub"))
-    answers = [
-        sent(broker, "bob", beat({"new": ["T"]})),
-        broker.ask(code, pull_header(consumer_group="new"), channel=client_of("bob")),
-        broker.ask(
-            RequestCode.BULK_PULL, bulk_pull_header(consumer_group="new"), channel=client_of("bob")
-        ),
-    ]
-    (remark,) = {answer.remark for answer in answers}
-    assert remark == (
-        "User:bob has no permission to access Group:new: it does not exist, creating it needs "
-        "Create"
-    )
-    assert {answer.code for answer in answers} == {REFUSED}
-    assert broker.groups.get("new") is None
-    users.put_rules("bob", rules_of("Topic:T Sub", "Group:new Sub,Create"))
-    assert sent(broker, "bob", beat({"new": ["T"]})).code == OK
-
-
 # -- pulls -----------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from headrace_protocol.headers import UpdateConsumerOffsetHeader
 from headrace_protocol.statictopic.mapping import TopicMapping, encode_detail
 from tests.support.channel import MemoryChannel
 from tests.support.noted_files import NotedFiles
+from tests.support.rights import client_of, rights_of, users_of
 from tests.support.static_brokers import GROUP, TOPIC, Brokers, item
 
 # Clean-up has dropped what was before.
@@ -61,6 +62,20 @@ def groups_at_c(brokers: Brokers) -> dict[str, int]:
 
 def test_a_new_leader_gets_the_groups_of_the_empty_one(brokers: Brokers) -> None:
     assert asked_open_c(brokers).code == ResponseCode.SUCCESS
+    assert groups_at_c(brokers) == {GROUP: 0}
+
+
+@pytest.mark.parametrize("may_create", [False, True])
+def test_its_groups_come_into_being_for_those_who_may_create_them(
+    brokers: Brokers, may_create: bool
+) -> None:
+    rules = [f"Topic:{TOPIC} Create", *([f"Group:{GROUP} Create"] if may_create else [])]
+    brokers["c"].registry.guard(rights_of(users_of(alice=rules)).access.check)
+    channel = client_of("alice")
+    open_c(brokers, channel)
+    ((answer, _),) = channel.replies()
+    assert answer.code == ResponseCode.SUCCESS
+    assert (brokers["c"].groups.get(GROUP) is not None) is may_create
     assert groups_at_c(brokers) == {GROUP: 0}
 
 
