@@ -28,6 +28,7 @@ from headrace_daemon.serving.ports import equal_ports, fast_port
 from headrace_protocol.drivers.address import check_address
 from headrace_protocol.errors import PortableError
 from headrace_protocol.rights.access import AnonymousAccess, is_loopback
+from headrace_protocol.system_topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -328,6 +329,12 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
         False, "No timer is delivered until this is off again.", reloadable=True
     )
     recall_message_enable: bool = _setting(True, "Producers may recall timers.", reloadable=True)
+
+    # -- traces of clients
+    trace_topic_enable: bool = _setting(
+        False, "Make the topic into which clients write their traces."
+    )
+    msg_trace_topic_name: str = _setting(TRACE_TOPIC, "Name of that topic.")
 
     # -- requests between clients
     store_reply_message_enable: bool = _setting(

@@ -219,7 +219,7 @@ def _in_spans(
         tracing = self._client._instance.tracing
         if tracing is None:
             return items
-        from headrace.spans import process_each
+        from headrace.processing import process_each
 
         return process_each(items, tracing, self.group)
 
@@ -498,6 +498,7 @@ class Admin(Blocking[AsyncAdmin]):
     query_by_key = awaited(AsyncAdmin.query_by_key)
     query_by_id = awaited(AsyncAdmin.query_by_id)
     queued = awaited(AsyncAdmin.queued)
+    trace = awaited(AsyncAdmin.trace)
     message = awaited(AsyncAdmin.message)
     keepers = awaited(AsyncAdmin.keepers)
     users = awaited(AsyncAdmin.users)

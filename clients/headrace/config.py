@@ -15,6 +15,7 @@ from headrace.errors import ConfigurationError
 from headrace.values import plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
 from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
+from headrace_protocol.system_topics import TRACE_TOPIC
 from headrace_protocol.tls.settings import ClientTls
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 NAMESERVER_VARIABLE = "HEADRACE_NAMESERVER"
 NAMESERVER_DEFAULT = "127.0.0.1:9876"
 TLS_VARIABLE = "HEADRACE_TLS"
+TRACE_VARIABLE = "HEADRACE_TRACE"
 TLS_KEYS = ("ca_file", "cert_file", "key_file", "key_password", "server_name")
 _SUFFIXES = {
     "ca_file": "CA",
@@ -48,6 +50,8 @@ class ConnectOptions(TypedDict, total=False):
     token: in place of user and password, a token of an OpenID provider that names the user; or a
         function that returns one, called in a thread for each log-in.
     token_file: file with the token, of mode 0600, read for each log-in.
+    trace: whether a producer or consumer writes RocketMQ's message trace; HEADRACE_TRACE if left
+        out. trace_topic: where to.
     """
 
     tls: bool | None
@@ -60,6 +64,8 @@ class ConnectOptions(TypedDict, total=False):
     password: str | None
     token: str | Callable[[], str] | None
     token_file: str | os.PathLike[str] | None
+    trace: bool | None
+    trace_topic: str | None
 
 
 def check_limits(minimum: float = 1, **limits: float | None) -> None:
@@ -280,6 +286,24 @@ def resolve_tls(options: ConnectOptions, nameserver: object = None) -> ClientTls
     return ClientTls(**values)
 
 
+def resolve_trace(options: ConnectOptions) -> str | None:
+    """The topic of a client's trace; None without a trace. Raises ConfigurationError."""
+    trace, topic = options.get("trace"), options.get("trace_topic")
+    if trace is None:
+        trace = _switch(TRACE_VARIABLE) or topic is not None
+    elif topic is not None and not trace:
+        raise ConfigurationError("trace=False, but trace_topic is given: leave out one")
+    return (topic or TRACE_TOPIC) if trace else None
+
+
+def _switch(variable: str) -> bool | None:
+    """What an environment variable switches on or off; None if it is not set."""
+    word = os.environ.get(variable, "").lower()
+    if word not in _WORDS:
+        raise ConfigurationError(f"{variable}={word}: expected 1 or 0")
+    return _WORDS[word]
+
+
 def resolve_account(options: ConnectOptions, nameserver: object = None) -> Account | None:
     """The user of a client's connections; None for nobody.
 
@@ -330,12 +354,9 @@ def with_password(tls: ClientTls | None) -> ClientTls | None:
 
 def _environment_tls(nameserver: object) -> ClientTls | None:
     """TLS of the environment, else of the file."""
-    word = os.environ.get(TLS_VARIABLE, "").lower()
-    if word not in _WORDS:
-        raise ConfigurationError(f"{TLS_VARIABLE}={word}: expected 1 or 0")
+    is_wanted = _switch(TLS_VARIABLE)
     found = {key: os.environ.get(f"{TLS_VARIABLE}_{end}") for key, end in _SUFFIXES.items()}
     values = {key: value for key, value in found.items() if value}
-    is_wanted = _WORDS[word]
     if is_wanted or (is_wanted is None and values):
         return ClientTls(**values)
     if is_wanted is False:

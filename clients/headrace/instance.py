@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from headrace.config import resolve_account, resolve_nameservers, resolve_tls
+from headrace.config import resolve_account, resolve_nameservers, resolve_tls, resolve_trace
 from headrace.errors import (
     AccessDenied,
     ClientClosed,
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.config import ConnectOptions
-    from headrace.spans import Tracing
+    from headrace.telemetry import Tracing
+    from headrace.traces import Traces
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.frame import Buffer
@@ -139,8 +140,10 @@ class ClientInstance:
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._routes: dict[str, TopicRoute] = {}
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        # Spans, if the program traces when the client opens.
+        # What observes its messages from its start on, if anything does.
         self.tracing: Tracing | None = None
+        self._trace_topic = resolve_trace(how or {})
+        self.traces: Traces | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
         self._loop: object = None
@@ -165,7 +168,16 @@ class ClientInstance:
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)
+        if self._trace_topic and (self.producer_group or self.consumers):
+            self._tasks.start_soon(self._start_traces(self._trace_topic).run)
         return self._tasks
+
+    def _start_traces(self, topic: str) -> Traces:
+        from headrace.traces import Both, Traces
+
+        self.traces = traces = Traces(self, topic)
+        self.tracing = Both(self.tracing, traces) if self.tracing else traces
+        return traces
 
     async def stop(self) -> None:
         """Unregister from the brokers, within a deadline, and end all tasks."""
@@ -173,6 +185,8 @@ class ClientInstance:
             return
         try:
             with anyio.move_on_after(_GOODBYE_S, shield=True):
+                if self.traces:
+                    await self.traces.write()
                 await self._unregister()
         finally:
             self._tasks = None

@@ -8,9 +8,8 @@ as with OpenTelemetry's instrumentation of the Java client.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import MessageQueue
 
 Received = ReceivedMessage | MessageBatch
-Item = TypeVar("Item", bound=Received)
 
 # A tracer keeps no more by default.
 _LINKS_MAX = 128
@@ -153,41 +151,6 @@ class ProcessSpan:
         if trace.get_current_span() is self._span:
             contexts.attach(self._before)
         self._span.end()
-
-
-class ProcessSpans(AsyncIterator[Item], Generic[Item]):
-    """Messages or batches, each with the span of its processing until the next is asked for."""
-
-    def __init__(self, items: AsyncIterator[Item], tracing: Tracing, group: str) -> None:
-        self._items = items
-        self._tracing = tracing
-        self._group = group
-        self._span: ProcessSpan | None = None
-
-    async def __anext__(self) -> Item:
-        self._end()
-        item = await anext(self._items)
-        self._span = self._tracing.process(item, self._group)
-        return item
-
-    def __del__(self) -> None:
-        """End the span of a loop that was left."""
-        self._end()
-
-    def _end(self) -> None:
-        span, self._span = self._span, None
-        if span:
-            span.end()
-
-
-def process_each(items: Iterator[Item], tracing: Tracing, group: str) -> Iterator[Item]:
-    """``ProcessSpans`` for blocking code."""
-    for item in items:
-        span = tracing.process(item, group)
-        try:
-            yield item
-        finally:
-            span.end()
 
 
 def _add_queue(attributes: dict[str, Any], queue: MessageQueue, group: str | None) -> None:

@@ -1,15 +1,55 @@
-"""OpenTelemetry, if the program uses it; does not load it."""
+"""What observes a client's messages, if anything does: OpenTelemetry, RocketMQ's message trace.
+
+Does not load either.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from headrace.messages import SendResult
-    from headrace.spans import SendSpan, Tracing
+    from headrace.producer.block import Block
+    from headrace.received import MessageBatch, ReceivedMessage
+
+
+class SendSpan(Protocol):
+    """A request that sends, with its retries."""
+
+    def add_to(self, block: Block) -> None:
+        """Give the messages of a block what they carry to their consumers."""
+
+    def end(self, outcome: SendResult | BaseException | None) -> None:
+        """End it with the outcome of the last attempt; None if there is none."""
+
+
+class ProcessSpan(Protocol):
+    """The processing of a message or batch."""
+
+    def end(self) -> None:
+        """The program is done with it."""
+
+
+class Tracing(Protocol):
+    """Observes the messages of a client; see ``spans.Tracing``."""
+
+    def of_block(self) -> Tracing:
+        """The same for a block of the program."""
+        ...
+
+    def send(self, block: Block) -> SendSpan | None:
+        """Start the span of a request; None for one that is not observed."""
+        ...
+
+    def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
+        """Record a receive that began at ``started_ns``."""
+
+    def process(self, what: ReceivedMessage | MessageBatch, group: str) -> ProcessSpan:
+        """Start the span of processing a message or a batch."""
+        ...
 
 
 def tracing(client_id: str) -> Tracing | None:

@@ -36,7 +36,6 @@ EXPECTED_VALUES = {
     "transRocksDBEnable": "false",
     "messageIndexEnable": "true",
     "enablePropertyFilter": "false",
-    "traceTopicEnable": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
 }
@@ -146,7 +145,7 @@ _WITHOUT_EFFECT = """
     metricLoggingExporterIntervalInMills metricsExportBatchMaxDataPoints metricsExporterType
     metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
     metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort
-    minLiteTTl msgTraceTopicName offsetCheckInSlave
+    minLiteTTl offsetCheckInSlave
     osPageCacheBusyTimeOutMills persistConsumerOffsetIncrementally popCkMaxBufferSize
     popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
     popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog

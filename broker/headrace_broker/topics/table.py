@@ -89,6 +89,8 @@ def _system_topics(config: BrokerConfig) -> dict[str, TopicConfig]:
     ]
     if config.auto_create_topic_enable:
         topics.append(_topic(DEFAULT_TOPIC, config.default_topic_queue_nums, _PERM_ALL))
+    if config.trace_topic_enable:
+        topics.append(_topic(config.msg_trace_topic_name, 1))
     return {topic.topic_name: topic for topic in topics}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.admin.queries import QueryAdmin
+from headrace.admin.message_trace import TraceAdmin
 from headrace.admin.quotas import QuotaAdmin
 from headrace.admin.rights import RightsAdmin
 from headrace.admin.tier import TierAdmin
@@ -10,7 +10,7 @@ from headrace.admin.topics import TopicAdmin
 from headrace.admin.waiting import WaitingAdmin
 
 
-class Admin(TopicAdmin, QueryAdmin, WaitingAdmin, TierAdmin, RightsAdmin, QuotaAdmin):
+class Admin(TopicAdmin, TraceAdmin, WaitingAdmin, TierAdmin, RightsAdmin, QuotaAdmin):
     """Inspects and changes topics, groups and brokers; use it in an ``async with`` block.
 
     Changes go to the masters of all brokers that the nameserver knows, or only to that of the given

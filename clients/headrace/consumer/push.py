@@ -242,7 +242,7 @@ class Consumer(Startable):
         tracing = self._instance.tracing
         if tracing is None:
             return items
-        from headrace.spans import ProcessSpans
+        from headrace.processing import ProcessSpans
 
         return ProcessSpans(items, tracing, self.group)
 

@@ -120,6 +120,8 @@ class Returns:
         return process_queue.count_attempt(message.queue_offset) if process_queue else 0
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        if self._instance.traces:
+            self._instance.traces.returned(message)
         stored = message.stored
         header = ConsumerSendMsgBackHeader(
             offset=stored.physical_offset,

@@ -69,6 +69,16 @@ class Block:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    @property
+    def message_ids(self) -> list[str] | None:
+        """The client's ids of its messages; None while it is not encoded for any broker."""
+        return self._any_broker.message_ids if self._any_broker else None
+
+    def of_each(self) -> Iterator[tuple[int, bytes]]:
+        """The body's size and the properties of each message."""
+        known = self.properties
+        return zip(self.sizes, repeat(known) if isinstance(known, bytes) else known, strict=False)
+
     def add_properties(self, encoded: bytes, unless: re.Pattern[bytes]) -> None:
         """Add properties to messages that have none that match, and room for them."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headrace.producer.publication import Publication
     from headrace.producer.retries import Retries
     from headrace.producer.sender import Sender
-    from headrace.spans import SendSpan, Tracing
+    from headrace.telemetry import SendSpan, Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
     from headrace_protocol.drivers.response import Response

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.producer.backlogs import Backlog, Outlet
     from headrace.producer.block import Block
     from headrace.producer.sender import AnyOutgoing
-    from headrace.spans import SendSpan
+    from headrace.telemetry import SendSpan
     from headrace_protocol.command import Command
     from headrace_protocol.drivers.aio import AsyncConnection
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, Unpack
 
 from headrace.config import check_callback, check_limits, check_plain_callback
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, encoded
@@ -92,6 +92,7 @@ class Producer(Startable):
         tasks = await self._instance.start()
         if self._checks:
             self._checks.tasks = tasks
+            self._checks.traces = self._instance.traces
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -196,7 +197,16 @@ class Producer(Startable):
         handle = decode_recall_handle(sent.recall_handle)
         broker = handle.broker_name if handle else queue.broker_name
         address = await self._instance.broker_address(queue.topic, broker)
-        await recall(self._instance, address, queue.topic, sent.recall_handle, self.group)
+        try:
+            await recall(self._instance, address, queue.topic, sent.recall_handle, self.group)
+        except RecallRejected:
+            self._trace_recall(sent, success=False)
+            raise
+        self._trace_recall(sent, success=True)
+
+    def _trace_recall(self, sent: SendResult, *, success: bool) -> None:
+        if self._instance.traces:
+            self._instance.traces.recalled(sent.queue.topic, sent.message_id, success=success)
 
     def pipeline(
         self,

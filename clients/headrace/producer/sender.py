@@ -37,7 +37,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.instance import ClientInstance
-    from headrace.spans import SendSpan
+    from headrace.telemetry import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
 
@@ -56,10 +56,12 @@ class Sender:
         timeout_ms: float,
         delivery_timeout_ms: float,
         compress_from_bytes: int | None,
+        is_traced: bool = True,
     ) -> None:
         self.instance = instance
         self.timeout_ms = timeout_ms
         self._delivery_timeout_s = delivery_timeout_ms / 1000
+        self._is_traced = is_traced
         self.faults = BrokerFaults()
         self._group = group
         self.compress_from_bytes = compress_from_bytes
@@ -73,7 +75,7 @@ class Sender:
     def start_span(self, block: Block) -> SendSpan | None:
         """The span of a request, whose context its messages then carry; None without tracing."""
         tracing = self.instance.tracing
-        return tracing.send(block) if tracing else None
+        return tracing.send(block) if tracing and self._is_traced else None
 
     def encode(self, message: EncodedMessage) -> tuple[Outgoing, SendSpan | None]:
         """Encode a message for any broker; the span to end with the outcome."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.messages import Message, SendResult
     from headrace.producer.sender import Sender
+    from headrace.traces import Traces
     from headrace_protocol.connection import RequestReceived
     from headrace_protocol.drivers.aio import AsyncConnection
 
@@ -100,12 +101,15 @@ class Transaction:
         address = await instance.stored_at(sent.queue, store_host)
         response = await instance.request(address, RequestCode.END_TRANSACTION, header)
         response.expect()
+        if instance.traces:
+            instance.traces.transaction_ended(header, address)
 
 
 class Checks:
     """Answers brokers that ask how a transaction ended."""
 
     tasks: TaskGroup
+    traces: Traces | None = None
 
     def __init__(self, group: str, on_check: OnCheck) -> None:
         self._group = group
@@ -149,6 +153,8 @@ class Checks:
             msg_id=header.msg_id or "",
             transaction_id=header.transaction_id,
         )
+        if self.traces:
+            self.traces.transaction_ended(end, connection.address)
         try:
             connection.oneway(RequestCode.END_TRANSACTION, end)
         except HeadraceError as error:

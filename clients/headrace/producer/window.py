@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.producer.chunks import Chunk
     from headrace.producer.encoding import Target
     from headrace.producer.sender import AnyOutgoing, Choose, Sender
-    from headrace.spans import SendSpan
+    from headrace.telemetry import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import Answer
 

@@ -21,14 +21,17 @@ from headrace.admin.output import (
 from headrace.admin.points import parse_time
 from headrace.admin.running import run_admin
 from headrace.errors import ConfigurationError
+from headrace_protocol.system_topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
+    from headrace.admin.message_trace import TraceEvent
     from headrace.admin.output import Row
     from headrace.admin.queries import QueuedMessage
     from headrace.received import ReceivedMessage
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
+_TRANSACTION = "its transaction ends"
 
 
 @options.group("message", "headrace message query orders 4711 --since 2h")
@@ -161,7 +164,7 @@ def query(
 
 def _until(queued: QueuedMessage) -> str:
     if queued.until_ms is None:
-        return "its transaction ends"
+        return _TRANSACTION
     return time_text(queued.until_ms) or ""
 
 
@@ -174,4 +177,71 @@ def _short(message: ReceivedMessage) -> dict[str, object]:
         "tag": message.tag or None,
         "offset_message_id": message.offset_message_id,
         "body": preview(message),
+    }
+
+
+@command.subcommand(
+    "trace",
+    "headrace message trace 7F0000010A2B18B4AAC2000000000000 --topic orders",
+    "headrace message trace 7F0000010A2B18B4AAC2000000000000 --json",
+)
+@click.argument("message_id", metavar="ID")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="The message's topic; by default the one that a trace of its send names.",
+)
+@click.option(
+    "--trace-topic",
+    default=TRACE_TOPIC,
+    show_default=True,
+    metavar="TOPIC",
+    help="Topic into which clients write their traces.",
+)
+@options.allow_partial
+@options.answer
+def trace(
+    message_id: str,
+    topic: str | None,
+    trace_topic: str,
+    nameserver: str | None,
+    *,
+    allow_partial: bool,
+    as_json: bool,
+) -> None:
+    """List what happened to the message with a producer's id, oldest first.
+
+    Producers and consumers tell it if they trace: with trace=True, HEADRACE_TRACE=1, or Java's
+    enableTrace. Where the message is now, also without.
+    """
+    with warned_if(allow_partial) as problems:
+        events = run_admin(
+            lambda admin: admin.trace(
+                message_id, topic, trace_topic=trace_topic, problems=problems
+            ),
+            nameserver,
+        )
+    rows = list(map(_traced, events))
+    if as_json or rows:
+        print_rows(with_problems(rows, problems), as_json=as_json, empty="")
+    if not rows:
+        raise NotFound(
+            f"no trace of message {message_id} in {trace_topic}"
+            f"{f', nor the message in {topic}' if topic else '; --topic finds the message itself'}"
+        )
+
+
+def _traced(event: TraceEvent) -> dict[str, object]:
+    until = time_text(event.waits_until_ms) if event.waits_until_ms else None
+    if event.event == "waits" and until is None:
+        until = _TRANSACTION
+    return {
+        "time": time_text(event.time_ms),
+        "event": event.event,
+        "group": event.group or None,
+        "client": event.client or None,
+        "tries": event.tries,
+        "waits_until": until,
+        "detail": event.detail or None,
     }
