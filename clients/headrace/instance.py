@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from headrace.config import ConnectOptions
-    from headrace.telemetry import Tracing
-    from headrace.traces import Traces
+    from headrace.telemetry import MessageTraces, Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.command import Command
     from headrace_protocol.frame import Buffer
@@ -112,6 +111,7 @@ class ClientInstance:
     consumers: consumer groups to announce in heartbeats; filled by consumers.
     handlers: handlers of brokers' requests, by code; filled by consumers.
     outages: what the client's retries wait for.
+    trace_topic: where to write a message trace; None without one. traces: see ``start_traces``.
     server_names: those of brokers that the client has heard of.
     """
 
@@ -142,8 +142,8 @@ class ClientInstance:
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         # What observes its messages from its start on, if anything does.
         self.tracing: Tracing | None = None
-        self._trace_topic = resolve_trace(how or {})
-        self.traces: Traces | None = None
+        self.trace_topic = resolve_trace(how or {})
+        self.traces: MessageTraces | None = None
         self._background = Background()
         self._tasks: TaskGroup | None = None
         self._loop: object = None
@@ -168,16 +168,7 @@ class ClientInstance:
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)
-        if self._trace_topic and (self.producer_group or self.consumers):
-            self._tasks.start_soon(self._start_traces(self._trace_topic).run)
         return self._tasks
-
-    def _start_traces(self, topic: str) -> Traces:
-        from headrace.traces import Both, Traces
-
-        self.traces = traces = Traces(self, topic)
-        self.tracing = Both(self.tracing, traces) if self.tracing else traces
-        return traces
 
     async def stop(self) -> None:
         """Unregister from the brokers, within a deadline, and end all tasks."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.messages import SendResult
     from headrace.producer.block import Block
     from headrace.received import MessageBatch, ReceivedMessage
+    from headrace_protocol.headers import EndTransactionHeader
 
 
 class SendSpan(Protocol):
@@ -50,6 +51,22 @@ class Tracing(Protocol):
     def process(self, what: ReceivedMessage | MessageBatch, group: str) -> ProcessSpan:
         """Start the span of processing a message or a batch."""
         ...
+
+
+class MessageTraces(Tracing, Protocol):
+    """RocketMQ's message trace of a client; see ``traces.Traces``."""
+
+    def returned(self, message: ReceivedMessage) -> None:
+        """Note that a consumer has sent a message back."""
+
+    def transaction_ended(self, end: EndTransactionHeader, address: str) -> None:
+        """Trace the decision on a message at a broker."""
+
+    def recalled(self, topic: str, message_id: str, *, success: bool) -> None:
+        """Trace a recall."""
+
+    async def write(self) -> None:
+        """Write all that waits."""
 
 
 def tracing(client_id: str) -> Tracing | None:

@@ -18,7 +18,7 @@ from headrace_protocol.message import encode_record
 from headrace_protocol.serving import Reply
 from tests.support.cli import fail, succeed
 from tests.support.fixtures import in_memory
-from tests.support.scripted import producing
+from tests.support.scripted import scripted_cluster
 from tests.support.verbs import produce, take
 
 WAYS: dict[str, dict[str, Any]] = {"level": {"delay_level": 5}, "timer": {"delay": 90.0}}
@@ -100,14 +100,13 @@ async def test_the_newest_are_listed(memory: Embedded) -> None:
     ("times", "outcome"), [(None, 0), ("7", 1), ("7,8", MalformedAnswer), ("x", MalformedAnswer)]
 )
 async def test_answers_of_other_brokers(times: str | None, outcome: Any) -> None:
-    async with producing() as (producer, nameserver, (broker,)):
+    async with scripted_cluster() as (nameserver, (broker,), network):
         header = QueryMessageResponseHeader(
             index_last_update_timestamp=0, index_last_update_phyoffset=0, waits_until=times
         )
         record = encode_record(topic="X", queue_id=0, body=b"body")
         broker.answer(RequestCode.QUERY_MESSAGE, Reply(header, (record,)))
-        at: dict[str, Any] = {"nameserver": nameserver.address}
-        async with Admin(**at, connect=producer._instance.connect) as admin:
+        async with Admin(nameserver=nameserver.address, connect=network.connect) as admin:
             if isinstance(outcome, int):
                 assert len(await queued(admin)) == outcome
             else:

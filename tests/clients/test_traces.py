@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +14,10 @@ import trio
 
 import headrace
 from headrace import Admin, Consumer, Message, blocking
+from headrace.config import ConnectOptions, resolve_trace
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
-from headrace.traces import PENDING_BYTES_MAX
+from headrace.traces import PENDING_BYTES_MAX, Traces
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import decompress
 from headrace_protocol.serving import Reply
@@ -33,7 +36,7 @@ from headrace_protocol.trace_records import (
 )
 from tests.support.cli import fail, succeed
 from tests.support.fixtures import in_memory
-from tests.support.scripted import Scripted, producing
+from tests.support.scripted import Scripted, open_instance, producing, scripted_cluster
 from tests.support.verbs import produce
 
 mq = pytest.fixture(in_memory)
@@ -202,40 +205,40 @@ async def test_a_failed_send_is_traced(autojump_clock: object) -> None:
     assert (pub.success, pub.keys, len(pub.message_id)) == (False, "k", 32)
 
 
+@contextlib.asynccontextmanager
+async def scripted_traces() -> AsyncIterator[tuple[Traces, Scripted, Scripted]]:
+    async with (
+        scripted_cluster() as (nameserver, (broker,), network),
+        open_instance(nameserver.address, network) as instance,
+    ):
+        yield Traces(instance, TRACE_TOPIC), nameserver, broker
+
+
 async def test_what_cannot_be_written_is_counted_and_logged(
     autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        async with producing(trace=True) as (producer, nameserver, _):
-            known = nameserver.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC][0]
-            nameserver.answer(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC,
-                lambda asked: (
-                    known if asked.ext["topic"] == "T" else Reply(code=ResponseCode.TOPIC_NOT_EXIST)
-                ),
-            )
-            traces = producer._instance.traces
-            assert traces
+        async with scripted_traces() as (traces, nameserver, _):
+            missing = Reply(code=ResponseCode.TOPIC_NOT_EXIST)
+            nameserver.answer(RequestCode.GET_ROUTEINFO_BY_TOPIC, missing)
             await traces.write()
-            await producer.send_oneway(Message("T", b"body"))
-            await trio.sleep(60)
-            assert traces.dropped == 1
-    assert "dropped 1 trace records: " in caplog.text
+            for number in range(3):
+                traces.put(Recall(1, "g", "T", f"id{number}"), f"id{number}")
+                await traces.write()
+    assert traces.dropped == 3
+    assert caplog.text.count("dropped 1 trace records: ") >= 1
     assert TRACE_TOPIC in caplog.text
 
 
 async def test_memory_is_bounded(autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:
+    big = Recall(1, "g", "T", "x" * 30_000)
+    count = PENDING_BYTES_MAX // 30_000 + 10
     with caplog.at_level(logging.WARNING):
-        async with producing(trace=True) as (producer, _, (broker,)):
-            traces = producer._instance.traces
-            assert traces
-            big = Recall(1, "g", "T", "x" * 30_000)
-            count = PENDING_BYTES_MAX // 30_000 + 10
+        async with scripted_traces() as (traces, _, broker):
             for number in range(count):
                 traces.put(big, f"id{number}")
             await traces.write()
-            written = len(records(broker))
-    assert written == count - traces.dropped
+    assert len(records(broker)) == count - traces.dropped
     assert 9 <= traces.dropped <= 11
     assert f"more than {PENDING_BYTES_MAX} bytes" in caplog.text
     assert 100_000 < max(map(len, bodies(broker))) <= 128_000
@@ -252,13 +255,11 @@ async def test_memory_is_bounded(autojump_clock: object, caplog: pytest.LogCaptu
         ({"trace_topic": "mine"}, "1", "mine"),
     ],
 )
-async def test_where_a_trace_goes(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], variable: str, topic: str | None
+def test_where_a_trace_goes(
+    monkeypatch: pytest.MonkeyPatch, options: ConnectOptions, variable: str, topic: str | None
 ) -> None:
     monkeypatch.setenv("HEADRACE_TRACE", variable)
-    async with producing(**options) as (producer, *_):
-        traces = producer._instance.traces
-        assert (traces._topic if traces else None) == topic
+    assert resolve_trace(options) == topic
 
 
 def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +270,12 @@ def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         Consumer("g", "T")
 
 
-async def test_without_a_trace_nothing_is_loaded(mq: Embedded) -> None:
+async def test_without_a_trace_nothing_is_loaded(mq: Embedded, admin: Admin) -> None:
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.delitem(sys.modules, "headrace.traces", raising=False)
     try:
         async with mq.producer() as producer:
-            assert producer._instance.tracing is None
+            await producer.send(Message("T", b"body"))
             assert "headrace.traces" not in sys.modules
     finally:
         monkeypatch.undo()

@@ -73,14 +73,14 @@ class TraceAdmin(QueryAdmin):
         topic: the message's, which a trace of its send also names. trace_topic: where its clients
         write their traces, also those of RocketMQ's Java client.
         """
-        told: list[tuple[str, TraceRecord]] = []
+        reported: list[tuple[str, TraceRecord]] = []
         with suppress(RouteNotFound):
             found = await self.query_by_key(
                 trace_topic, message_id, max_count=_COUNT_MAX, problems=problems
             )
-            told = [each for each in _told(found) if each[1].message_id == message_id]
-        events = list(_events(told))
-        for name in [topic] if topic else _topics(told):
+            reported = [each for each in _reported(found) if each[1].message_id == message_id]
+        events = list(_events(reported))
+        for name in [topic] if topic else _topics(reported):
             events += await self._at_brokers(message_id, name, problems)
         for group in sorted({each.group for each in events if each.event == "delivered"}):
             events += await self._returned(message_id, group, problems)
@@ -110,7 +110,7 @@ class TraceAdmin(QueryAdmin):
         return found
 
 
-def _told(found: Iterable[ReceivedMessage]) -> Iterator[tuple[str, TraceRecord]]:
+def _reported(found: Iterable[ReceivedMessage]) -> Iterator[tuple[str, TraceRecord]]:
     """The records of messages of the trace topic, each with its client's address."""
     for message in found:
         with suppress(*UNREADABLE):
@@ -119,14 +119,14 @@ def _told(found: Iterable[ReceivedMessage]) -> Iterator[tuple[str, TraceRecord]]
                 yield client, each
 
 
-def _topics(told: Iterable[tuple[str, TraceRecord]]) -> list[str]:
-    names = (each.topic for _, each in told if isinstance(each, Pub | EndTransaction | Recall))
+def _topics(reported: Iterable[tuple[str, TraceRecord]]) -> list[str]:
+    names = (each.topic for _, each in reported if isinstance(each, Pub | EndTransaction | Recall))
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _events(told: list[tuple[str, TraceRecord]]) -> Iterator[TraceEvent]:
-    before = {each.request_id: each for _, each in told if isinstance(each, SubBefore)}
-    for client, each in told:
+def _events(reported: list[tuple[str, TraceRecord]]) -> Iterator[TraceEvent]:
+    before = {each.request_id: each for _, each in reported if isinstance(each, SubBefore)}
+    for client, each in reported:
         if isinstance(each, Pub):
             yield _sent(each, client)
         elif isinstance(each, SubBefore):

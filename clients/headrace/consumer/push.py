@@ -36,6 +36,7 @@ from headrace.lifecycle import Startable
 from headrace.loops import current_task
 from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
+from headrace.trace_start import start_traces
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
@@ -195,6 +196,7 @@ class Consumer(Startable):
     async def _open(self) -> None:
         self._inbox.open()
         tasks = await self._instance.start()
+        start_traces(self._instance, tasks)
         try:
             await self._assignment.start(tasks)
         except BaseException:

@@ -19,6 +19,7 @@ from headrace.producer.transaction import Checks, OnCheck, Transaction
 from headrace.producer.window import Window
 from headrace.recall import recall
 from headrace.telemetry import ended
+from headrace.trace_start import start_traces
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import FLAG_ONEWAY
 from headrace_protocol.recall_handle import decode_recall_handle
@@ -90,6 +91,7 @@ class Producer(Startable):
 
     async def __aenter__(self) -> Self:
         tasks = await self._instance.start()
+        start_traces(self._instance, tasks)
         if self._checks:
             self._checks.tasks = tasks
             self._checks.traces = self._instance.traces

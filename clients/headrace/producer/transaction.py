@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.messages import Message, SendResult
     from headrace.producer.sender import Sender
-    from headrace.traces import Traces
+    from headrace.telemetry import MessageTraces
     from headrace_protocol.connection import RequestReceived
     from headrace_protocol.drivers.aio import AsyncConnection
 
@@ -109,7 +109,7 @@ class Checks:
     """Answers brokers that ask how a transaction ended."""
 
     tasks: TaskGroup
-    traces: Traces | None = None
+    traces: MessageTraces | None = None
 
     def __init__(self, group: str, on_check: OnCheck) -> None:
         self._group = group
