@@ -59,6 +59,7 @@ _PULLS: Final = {
     RequestCode.PULL_MESSAGE,
     RequestCode.LITE_PULL_MESSAGE,
     RequestCode.BULK_PULL,
+    RequestCode.POP_MESSAGE,
 }
 # A quota that is too small can be mended.
 _ALWAYS_SERVED: Final = {RequestCode.SET_QUOTA, RequestCode.LIST_QUOTAS}

@@ -191,13 +191,14 @@ async def test_users_share_one_rate_and_a_pull_gets_flow_control(
     async with clients(tmp_path, mock_clock, 40) as (_, several):
         await several[0].send()
         await several[0].set("user", "*", bytes_in=10_000)
-        for client in several[:-2]:
+        for client in several[:-3]:
             await client.send()
-        (refused,) = await several[-2].send()
+        (refused,) = await several[-3].send()
         assert refused.command.code == ResponseCode.SYSTEM_BUSY
         assert "[quota] user 127.0.0.1: 10000 bytes/s" in (refused.command.remark or "")
         pull = await several[-1].ask(RequestCode.PULL_MESSAGE, pull_header())
-        assert pull.command.code == ResponseCode.FLOW_CONTROL
+        pop = await several[-2].ask(RequestCode.POP_MESSAGE)
+        assert codes([pull, pop]) == [ResponseCode.FLOW_CONTROL] * 2
         assert pull.error().retry_after_ms > 1000
 
 
