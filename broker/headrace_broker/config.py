@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNIT_BYTES = 20
+_BATCH_UNIT_BYTES = 46
 _HOUR_MS = 3_600_000
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
@@ -210,6 +211,14 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
         " store.",
         unit="bytes",
         ge=_UNIT_BYTES,
+        le=_INT_MAX,
+    )
+    mapper_file_size_batch_consume_queue: int = _setting(
+        300_000 * _BATCH_UNIT_BYTES,
+        "Size of a queue file of a topic with queue.type=BatchCQ, rounded up to a multiple of 46;"
+        " fixed at the first start of the store.",
+        unit="bytes",
+        ge=_BATCH_UNIT_BYTES,
         le=_INT_MAX,
     )
     max_hash_slot_num: int = _setting(

@@ -188,6 +188,7 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
     pace, changes, budget = around.pace, HostLog(log), HostBudget()
     rights = around.rights or open_access(config, changes)
     tables = _tables(config, store, budget)
+    store.is_batch_topic = tables.topics.is_batched
     clients = _clients(config, tables, budget, changes, pace)
     serving = _serving(config, store, clients, around)
     directory = QueueDirectory(config.broker_name, store, tables.topics)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.filesystem import Files
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.recovery import OnProgress
-    from headrace_broker.topics.table import TopicTable
     from headrace_daemon.network import Listener, Network
 
 log = structlog.get_logger("headrace.broker")
@@ -169,7 +168,6 @@ class Broker:
         task_status: trio.TaskStatus[None],
     ) -> None:
         store, running = core.store, assembly.connect(core)
-        _warn_about_peer_topics(core.tables.topics)
         await load_all(running)
         async with AsyncExitStack() as ended, trio.open_nursery() as nursery:
             await self.services.start_all(nursery, running, owns_process=self._owns_process)
@@ -186,13 +184,6 @@ class Broker:
             ended.push_async_callback(finish_all, running, StopStage.SAVE, StopStage.COPY)
             await finish_all(running, StopStage.DEPART, StopStage.ANSWER)
             nursery.cancel_scope.cancel()
-
-
-def _warn_about_peer_topics(topics: TopicTable) -> None:
-    for kind, names in topics.kinds().items():
-        log.warning(
-            "topics kept for Apache RocketMQ, not fully served", kind=kind.value, topics=names
-        )
 
 
 def log_warnings(warnings: list[str]) -> None:

@@ -91,6 +91,7 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     """The queue and offset at which a message was stored.
 
     msg_id: offset message id; for a batch, all ids joined by commas.
+    batch_uniq_id: the UNIQ_KEY of a batch that was stored as one record.
     recall_handle: of a timer, what recalls it; see ``recall_handle``.
     leader: see QueueHeader.
     """
@@ -99,6 +100,7 @@ class SendMessageResponseHeader(RequestHeader, kw_only=True, gc=False):
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
+    batch_uniq_id: str | None = None
     recall_handle: str | None = None
     leader: str | None = None
     # The Java client reads both without checking for their presence.

@@ -71,6 +71,9 @@ TTL: Final = "TTL"
 MSG_TYPE: Final = "MSG_TYPE"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 ARRIVE_TIME: Final = "ARRIVE_TIME"
+# Of a record that holds a whole batch: its messages, and the queue offset of the first.
+INNER_NUM: Final = "INNER_NUM"
+INNER_BASE: Final = "INNER_BASE"
 
 # All names that RocketMQ's clients and brokers use themselves; the others are the users'.
 # Source: RocketMQ's MessageConst.
@@ -103,10 +106,10 @@ SYSTEM_PROPERTIES: Final = frozenset(
         "DLQ_ORIGIN_TOPIC",
         "DUP_INFO",
         "EXTEND_UNIQ_INFO",
-        "INNER_BASE",
+        INNER_BASE,
         "INNER_MULTI_DISPATCH",
         "INNER_MULTI_QUEUE_OFFSET",
-        "INNER_NUM",
+        INNER_NUM,
         "INSTANCE_ID",
         "MAX_OFFSET",
         "MAX_RECONSUME_TIMES",

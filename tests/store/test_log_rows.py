@@ -14,7 +14,7 @@ from headrace_broker.store.log.batch_records import Origin
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.log.log_blocks import checked, walk
 from headrace_broker.store.log.log_rows import LogRows, LogScan
-from headrace_broker.store.log.ring import ROW_DTYPE, Rows
+from headrace_broker.store.log.ring import ROW_DTYPE, Rows, message_counts
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.columns import RecordColumns
@@ -153,7 +153,7 @@ def test_rows_from_the_log_are_those_of_the_appends(
     for _ in range(150):
         producer.send()
     appended = store.ring.copy(slice(0, store.ring.written))
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
+    log_rows = LogRows(store.queue, store.settings.delay_levels_ms, {})
     found = [log_rows.rows(columns) for columns in read(store)]
     read_back = np.concatenate([rows for rows, _ in found])
     assert as_columns(read_back) == as_columns(appended), f"seed {seed}"
@@ -172,7 +172,7 @@ def records(*names: tuple[str, int]) -> RecordColumns:
 
 
 def test_records_of_queues_that_no_folder_can_have_get_no_row(store: MessageStore) -> None:
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
+    log_rows = LogRows(store.queue, store.settings.delay_levels_ms, {})
     columns = records(("A", 0), ("..", 0), ("B", 1), ("a/b", 0), ("A", 0))
     rows, queues = log_rows.rows(columns)
     assert [queues[key].topic for key in rows["queue_key"].tolist()] == ["A", "B", "A"]
@@ -182,7 +182,7 @@ def test_records_of_queues_that_no_folder_can_have_get_no_row(store: MessageStor
 
 def test_a_queue_made_again_is_found_by_its_new_key(store: MessageStore) -> None:
     """At run time topics come and go, so nothing may be remembered from block to block."""
-    log_rows = LogRows(store.queue, frozenset(), store.settings.delay_levels_ms, {})
+    log_rows = LogRows(store.queue, store.settings.delay_levels_ms, {})
     columns = records(("A", 0))
     log_rows.rows(columns)
     store.delete_topic("A")
@@ -191,7 +191,16 @@ def test_a_queue_made_again_is_found_by_its_new_key(store: MessageStore) -> None
     assert queues[int(rows["queue_key"][0])] is store.find_queue("A", 0)
 
 
-def test_records_of_topics_of_inner_batches_get_no_unit(store: MessageStore) -> None:
-    log_rows = LogRows(store.queue, frozenset(["B"]), store.settings.delay_levels_ms, {})
+def test_rows_of_batch_queues_state_a_count(store: MessageStore) -> None:
+    store.is_batch_topic = "B".__eq__
+    log_rows = LogRows(store.queue, store.settings.delay_levels_ms, {})
     rows, _ = log_rows.rows(records(("A", 0), ("B", 0), ("A", 0)))
     assert (rows["sys_flag"] & INNER_BATCH != 0).tolist() == [False, True, False]
+    assert message_counts(rows["sys_flag"]).tolist() == [1, 1, 1]
+
+
+def test_a_batch_in_a_plain_queue_gets_no_unit(store: MessageStore) -> None:
+    log_rows = LogRows(store.queue, store.settings.delay_levels_ms, {})
+    record = encode_record(topic="A", queue_id=0, body=b"a", sys_flag=INNER_BATCH | 0x70000)
+    rows, _ = log_rows.rows(RecordColumns.from_records(record))
+    assert message_counts(rows["sys_flag"]).tolist() == [0]

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace_broker.compaction.segments import look_again
-from headrace_broker.compaction.units import (
-    COMPACTION_UNIT_BYTES,
-    COMPACTION_UNIT_DTYPE,
-    UNIT_HEAD,
-)
 from headrace_broker.store.files.page_cache import CHUNK_BYTES
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, BATCH_UNIT_DTYPE, UNIT_HEAD
 from headrace_broker.store.store_source import (
     BULK_SCAN_UNITS,
     SCAN_BYTES,
@@ -38,14 +34,14 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array
     from headrace_protocol.message import Buffer
 
-_SCAN_UNITS = SCAN_BYTES // COMPACTION_UNIT_BYTES
+_SCAN_UNITS = SCAN_BYTES // BATCH_UNIT_BYTES
 # The part of a unit that ConsumeQueues have, too.
 _HEAD_DTYPE = np.dtype(
     {
         "names": ["head"],
         "formats": [f"V{UNIT_DTYPE.itemsize}"],
         "offsets": [0],
-        "itemsize": COMPACTION_UNIT_BYTES,
+        "itemsize": BATCH_UNIT_BYTES,
     }
 )
 # More readers than that search for their slots.
@@ -275,15 +271,15 @@ class LogReader:
         end = min(first + count, segment.count)
         self._check_units(segment, first, end)
         view = segment.units_file.view
-        some = bytes(view[first * COMPACTION_UNIT_BYTES : end * COMPACTION_UNIT_BYTES])
-        units = np.frombuffer(some, COMPACTION_UNIT_DTYPE)
+        some = bytes(view[first * BATCH_UNIT_BYTES : end * BATCH_UNIT_BYTES])
+        units = np.frombuffer(some, BATCH_UNIT_DTYPE)
         if not units["size"].all():
             raise look_again()
         return units
 
     def _check_units(self, segment: Segment, first: int, end: int) -> None:
-        used_bytes = segment.count * COMPACTION_UNIT_BYTES
-        start, stop = first * COMPACTION_UNIT_BYTES, end * COMPACTION_UNIT_BYTES
+        used_bytes = segment.count * BATCH_UNIT_BYTES
+        start, stop = first * BATCH_UNIT_BYTES, end * BATCH_UNIT_BYTES
         self._check(segment.units_file, start, stop, used_bytes)
 
     def _ranges(self, segment: Segment, ranges: list[tuple[int, int]]) -> list[Buffer]:

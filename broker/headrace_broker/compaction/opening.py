@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.compaction.segments import Folders, Segment
-from headrace_broker.compaction.units import (
-    COMPACTION_UNIT_BYTES,
-    COMPACTION_UNIT_DTYPE,
-    unpack_unit,
-    used_mask,
-)
+from headrace_broker.compaction.units import unpack_unit
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, BATCH_UNIT_DTYPE, used_mask
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, stated_head
 
 if TYPE_CHECKING:
@@ -76,7 +72,7 @@ def _whole(found: list[Segment], folders: Folders, *, is_clean: bool) -> Opened:
     end = -1
     for number, segment in enumerate(found):
         seal = segment.units_file.seal
-        used_bytes = segment.count * COMPACTION_UNIT_BYTES
+        used_bytes = segment.count * BATCH_UNIT_BYTES
         # Another broker may have appended without changing the file's time.
         has_end = is_end(segment) and (seal is None or used_bytes >= seal.used_bytes)
         is_known = is_clean or (seal is not None and used_bytes == seal.used_bytes)
@@ -104,8 +100,8 @@ def _stated_offset(folders: Folders, name: str) -> int:
     head = _head(log, QUEUE_OFFSET_END)
     if len(head) == QUEUE_OFFSET_END and stated_head(head)[1] in RECORD_MAGICS:
         return int.from_bytes(head[-8:], "big", signed=True)
-    unit = _head(units, COMPACTION_UNIT_BYTES)
-    if len(unit) == COMPACTION_UNIT_BYTES and (first := unpack_unit(unit, 0)).is_used:
+    unit = _head(units, BATCH_UNIT_BYTES)
+    if len(unit) == BATCH_UNIT_BYTES and (first := unpack_unit(unit, 0)).is_used:
         return first.queue_offset
     return sys.maxsize
 
@@ -119,9 +115,9 @@ def _head(path: Path, byte_count: int) -> bytes:
 
 def is_end(segment: Segment) -> bool:
     """True if no unit follows the last one, as after one that is damaged."""
-    start = (segment.count + 1) * COMPACTION_UNIT_BYTES
-    data = segment.units_file.pread(start, _AFTER_UNITS * COMPACTION_UNIT_BYTES)
-    return not used_mask(np.frombuffer(data, COMPACTION_UNIT_DTYPE)).any()
+    start = (segment.count + 1) * BATCH_UNIT_BYTES
+    data = segment.units_file.pread(start, _AFTER_UNITS * BATCH_UNIT_BYTES)
+    return not used_mask(np.frombuffer(data, BATCH_UNIT_DTYPE)).any()
 
 
 def whole_count(segment: Segment) -> int:

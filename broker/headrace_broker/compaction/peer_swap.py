@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.compaction.segments import COMPACTING
-from headrace_broker.compaction.units import COMPACTION_UNIT_DTYPE, used_mask
+from headrace_broker.store.log.batch_units import BATCH_UNIT_DTYPE, used_mask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,8 +71,8 @@ def _names(folder: Path) -> set[str]:
 
 def _fits(units_path: Path, log_path: Path) -> bool:
     """True if the units are those of the records in a log file."""
-    count = units_path.stat().st_size // COMPACTION_UNIT_DTYPE.itemsize
-    units = np.fromfile(units_path, COMPACTION_UNIT_DTYPE, count)
+    count = units_path.stat().st_size // BATCH_UNIT_DTYPE.itemsize
+    units = np.fromfile(units_path, BATCH_UNIT_DTYPE, count)
     units = units[used_mask(units)]
     starts = units["physical_offset"].astype(np.int64) - int(log_path.name)
     log = np.memmap(log_path, np.uint8, "r")

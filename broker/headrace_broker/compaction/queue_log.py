@@ -16,14 +16,9 @@ import numpy as np
 
 from headrace_broker.compaction.opening import open_segments
 from headrace_broker.compaction.segments import Segment
-from headrace_broker.compaction.units import (
-    COMPACTION_UNIT_BYTES,
-    END_MAGIC,
-    END_RECORD,
-    END_UNIT,
-    make_units,
-)
+from headrace_broker.compaction.units import END_MAGIC, END_RECORD, END_UNIT
 from headrace_broker.store.errors import RecordTooLarge, StoreFormatError
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, make_units
 from headrace_protocol.choose import adjoining
 
 if TYPE_CHECKING:
@@ -179,7 +174,7 @@ class QueueLog:
         stated_offsets[at + _PHYSICAL_OFFSET_AT] = units["physical_offset"]
         try:
             live.log.write(data, live.log_end)
-            live.units_file.write(units.tobytes(), live.count * COMPACTION_UNIT_BYTES)
+            live.units_file.write(units.tobytes(), live.count * BATCH_UNIT_BYTES)
         except OSError:
             self._has_rest = True
             if not live.count:
@@ -211,7 +206,7 @@ class QueueLog:
         live = segments[-1]
         rest = self.sizes.log_bytes - live.log_end
         live.log.write(END_RECORD.pack(rest, END_MAGIC), live.log_end)
-        live.units_file.write(END_UNIT, live.count * COMPACTION_UNIT_BYTES)
+        live.units_file.write(END_UNIT, live.count * BATCH_UNIT_BYTES)
         self._mark_dirty(live)
         self.segments = (*segments[:-1], live.add_seals())
 
@@ -259,7 +254,7 @@ class QueueLog:
         self.segments = kept
         self._remove(gone)
         if kept and self._has_rest and not kept[-1].is_sealed:
-            kept[-1].units_file.clear_from(kept[-1].count * COMPACTION_UNIT_BYTES)
+            kept[-1].units_file.clear_from(kept[-1].count * BATCH_UNIT_BYTES)
             kept[-1].log.seal = None
             self._mark_dirty(kept[-1])
         self._has_rest = False

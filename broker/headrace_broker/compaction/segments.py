@@ -14,18 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.compaction.units import (
-    COMPACTION_UNIT_BYTES,
-    COMPACTION_UNIT_DTYPE,
-    END_UNIT,
-    CompactionUnit,
-    FileSizes,
-    unpack_unit,
-)
+from headrace_broker.compaction.units import END_UNIT, CompactionUnit, FileSizes, unpack_unit
 from headrace_broker.store.files.file_seal import FileSeal
 from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.files.residency import OLD_DATA
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, BATCH_UNIT_DTYPE
 from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
@@ -145,7 +139,7 @@ class Segment:
 
         Raises NotReady if a run has replaced the file.
         """
-        return np.frombuffer(self.units_file.view, COMPACTION_UNIT_DTYPE, self.count)
+        return np.frombuffer(self.units_file.view, BATCH_UNIT_DTYPE, self.count)
 
     def unit(self, number: int) -> CompactionUnit:
         """One unit, from the map. Raises as ``units``."""
@@ -154,8 +148,8 @@ class Segment:
     def read_units(self, first: int = 0, count: int | None = None) -> Array:
         """Units as a copy, without the map; for threads. Raises OSError."""
         wanted = min(self.count - first, self.count if count is None else count)
-        at, byte_count = first * COMPACTION_UNIT_BYTES, wanted * COMPACTION_UNIT_BYTES
-        return np.frombuffer(self.units_file.pread(at, byte_count), COMPACTION_UNIT_DTYPE)
+        at, byte_count = first * BATCH_UNIT_BYTES, wanted * BATCH_UNIT_BYTES
+        return np.frombuffer(self.units_file.pread(at, byte_count), BATCH_UNIT_DTYPE)
 
     def records(self, start: int, end: int) -> memoryview:
         """Bytes of the log between two positions in the file, as a view that keeps the map.
@@ -176,7 +170,7 @@ class Segment:
     @property
     def used(self) -> list[tuple[SegmentFile, int]]:
         """Both files with the bytes in use, without end marks."""
-        units_bytes = self.count * COMPACTION_UNIT_BYTES
+        units_bytes = self.count * BATCH_UNIT_BYTES
         return [(self.log, self.log_end), (self.units_file, units_bytes)]
 
     def add_seals(self) -> Segment:
@@ -237,12 +231,12 @@ def _used_count(file: SegmentFile) -> tuple[int, bool]:
     Most files hold few units.
     """
     with file.opened() as descriptor:
-        slots = file.file_bytes // COMPACTION_UNIT_BYTES
+        slots = file.file_bytes // BATCH_UNIT_BYTES
         count = gallop(0, slots, lambda number: _read_unit(descriptor, number).is_used)
-        end = os.pread(descriptor, COMPACTION_UNIT_BYTES, count * COMPACTION_UNIT_BYTES)
+        end = os.pread(descriptor, BATCH_UNIT_BYTES, count * BATCH_UNIT_BYTES)
     return count, end == END_UNIT
 
 
 def _read_unit(descriptor: int, number: int) -> CompactionUnit:
-    at = number * COMPACTION_UNIT_BYTES
-    return unpack_unit(os.pread(descriptor, COMPACTION_UNIT_BYTES, at), 0)
+    at = number * BATCH_UNIT_BYTES
+    return unpack_unit(os.pread(descriptor, BATCH_UNIT_BYTES, at), 0)

@@ -9,25 +9,14 @@ Source: docs/store-format.md "Compaction log".
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
+from headrace_broker.store.log.batch_units import BATCH_UNIT, BATCH_UNIT_BYTES
 
-from headrace_broker.store.queues.peer_queues import BATCH_UNIT_DTYPE
-
-if TYPE_CHECKING:
-    from headrace_protocol.columns import Array
-
-COMPACTION_UNIT_DTYPE: Final = BATCH_UNIT_DTYPE
-COMPACTION_UNIT_BYTES: Final = COMPACTION_UNIT_DTYPE.itemsize
 # The last log record and the last unit of a file that was rolled.
 END_RECORD: Final = struct.Struct(">iI")
 END_MAGIC: Final = 0xCBD43194
 END_UNIT: Final = struct.pack(">qiqqqhii", -1, 0, 0, 0, 0, 0, -1, 0)
-# Of a unit, in the order of its fields; the last two are constant.
-UNIT: Final = struct.Struct(">qiqqqh8x")
-# The part of a unit that ConsumeQueues have, too.
-UNIT_HEAD: Final = struct.Struct(">qiq26x")
 _LOG_FILES_MIN: Final = 5
 
 
@@ -43,7 +32,7 @@ class FileSizes(NamedTuple):
 
         Files of units hold whole units, and a log file is a multiple of them, five at least.
         """
-        units_bytes = units_setting // COMPACTION_UNIT_BYTES * COMPACTION_UNIT_BYTES
+        units_bytes = units_setting // BATCH_UNIT_BYTES * BATCH_UNIT_BYTES
         count, rest = divmod(log_setting, units_bytes)
         if count < _LOG_FILES_MIN:
             count = _LOG_FILES_MIN
@@ -59,7 +48,7 @@ class FileSizes(NamedTuple):
     @property
     def units_max(self) -> int:
         """Most units of a file: its last slot is for the end unit."""
-        return self.units_bytes // COMPACTION_UNIT_BYTES - 1
+        return self.units_bytes // BATCH_UNIT_BYTES - 1
 
 
 class CompactionUnit(NamedTuple):
@@ -86,22 +75,4 @@ class CompactionUnit(NamedTuple):
 
 def unpack_unit(data: bytes | memoryview, number: int) -> CompactionUnit:
     """The unit in slot ``number``."""
-    return CompactionUnit(*UNIT.unpack_from(data, number * COMPACTION_UNIT_BYTES))
-
-
-def used_mask(units: Array) -> Array:
-    """A mask of the units that stand for records."""
-    is_used: Array = (units["physical_offset"] >= 0) & (units["size"] > 0)
-    return is_used & (units["queue_offset"] >= 0) & (units["count"] > 0)
-
-
-def make_units(
-    positions: Array, sizes: Array, tags_codes: Array, store_timestamps: Array, queue_offsets: Array
-) -> Array:
-    """Units for records, one value per record in each column."""
-    units = np.empty(len(positions), COMPACTION_UNIT_DTYPE)
-    units["physical_offset"], units["size"] = positions, sizes
-    units["tags_code"], units["store_timestamp"] = tags_codes, store_timestamps
-    units["queue_offset"], units["count"] = queue_offsets, 1
-    units["compacted_offset"], units["reserved"] = -1, 0
-    return units
+    return CompactionUnit(*BATCH_UNIT.unpack_from(data, number * BATCH_UNIT_BYTES))

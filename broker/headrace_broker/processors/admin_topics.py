@@ -16,6 +16,7 @@ from headrace_broker.queue_directory import Use
 from headrace_broker.topics.attributes import (
     apply_changes,
     check_queue_nums_of_keys,
+    is_batched,
     parse_changes,
 )
 from headrace_broker.topics.table import check_config, unread_warning
@@ -202,7 +203,19 @@ class AdminTopicsProcessor:
         attributes = apply_changes(
             known.attributes if known else {}, topic.attributes, is_new=known is None
         )
-        return msgspec.structs.replace(topic, attributes=attributes)
+        merged = msgspec.structs.replace(topic, attributes=attributes)
+        if is_batched(merged):
+            self._check_queues(name)
+        return merged
+
+    def _check_queues(self, topic: str) -> None:
+        """Raise RequestError if a topic of batch queues has plain ones in the store."""
+        if not all(queue.consume_queue.is_batch for queue in self._store.queues_of(topic)):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic} can't have queue.type=BatchCQ: the store has queues of it with "
+                "single messages; delete the topic first, or use another name",
+            )
 
     async def _warnings(self, topic: TopicConfig) -> list[str]:
         warnings = [unread_warning(topic)]

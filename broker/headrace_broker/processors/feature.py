@@ -13,7 +13,6 @@ from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.members import MembersProcessor
-from headrace_broker.processors.peer_places import peer_place
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.topics.rules import TopicRules
 from headrace_protocol.message import INNER_BATCH
@@ -28,7 +27,7 @@ def build(core: Core) -> Feature:
     config, (topics, mappings, groups, _) = core.config, core.tables
     begun = BegunWithout(config, core.nameservers, core.store.flusher.stop_writing)
     return Feature(
-        places=(peer_place,),
+        # Only the broker makes them, of the batches to topics with batch queues.
         demands=(Demand("inner batches", sys_flags=INNER_BATCH),),
         before_registration=(begun.look,),
         guards=(guard_own_groups,),

@@ -29,6 +29,7 @@ from headrace_broker.store.errors import (
 )
 from headrace_broker.store.log.batch_records import Origin
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.compression import COMPRESSED
 from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.headers import (
     SendMessageHeader,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from headrace_broker.message_demands import MessageDemands, TopicDemand
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.statistics import BrokerStatistics
-    from headrace_broker.store.log.commit_log import PlainMessage
+    from headrace_broker.store.log.commit_log import BatchItems, PlainMessage
     from headrace_broker.store.message_store import MessageStore
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -427,7 +428,7 @@ class SendProcessor:
         queue = target.queue
         properties = header.properties or ""
         # Those of the request; ``check_items`` checks those of its items.
-        _, _, uniq_key, has_demand, waits = self._properties.parse(properties)
+        stored, code, uniq_key, has_demand, waits = self._properties.parse(properties)
         if has_demand or header.sys_flag & self._demand_flags:
             self._demands.check_block(
                 header.topic,
@@ -441,10 +442,23 @@ class SendProcessor:
             check_items = partial(
                 self._demands.check_items_of, queue.topic, queue.queue_id, target.demand.quick
             )
+        sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
+        if _is_inner_batch(queue, properties, sys_flag):
+            message = (
+                queue,
+                request.body,
+                self._properties.stored_inner(stored),
+                code,
+                header.flag,
+                sys_flag,
+                header.born_timestamp,
+                header.reconsume_times or 0,
+            )
+            return self._store_inner(request, target, message, uniq_key, check_items, waits=waits)
         queue_offset, physical_offsets = self._write_path.append_batch(
             queue,
             request.body,
-            header.sys_flag & _CLIENT_FLAGS | target.sys_flag,
+            sys_flag,
             Origin(header.born_timestamp, request.channel.host_bytes, header.reconsume_times or 0),
             check_items,
         )
@@ -452,6 +466,32 @@ class SendProcessor:
         queue_offset = target.client_offset(queue_offset)
         message_ids = _message_ids(self._store_host_hex, physical_offsets)
         return self._answer(request, target.queue_id, queue_offset, message_ids, uniq_key, waits)
+
+    def _store_inner(
+        self,
+        request: Request,
+        target: SendTarget,
+        message: PlainMessage,
+        uniq_key: str,
+        check: Callable[[BatchItems], None],
+        *,
+        waits: bool,
+    ) -> Reply | None:
+        """Store a batch as one record."""
+        queue, queue_offset = target.queue, target.queue.next_offset
+        host = request.channel.host_bytes
+        physical_offset, count = self._write_path.append_inner_batch(message, host, check)
+        self._statistics.put(queue.topic, count, len(request.body))
+        reply = Reply(
+            SendMessageResponseHeader(
+                msg_id=f"{self._store_host_hex}{physical_offset:016X}",
+                queue_id=target.queue_id,
+                queue_offset=queue_offset,
+                transaction_id=uniq_key,
+                batch_uniq_id=uniq_key,
+            )
+        )
+        return self.reply_confirmed(request, reply) if waits else reply
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -534,6 +574,15 @@ class SendProcessor:
             demand,
             partial(self._properties.passed, quick) if quick else self._properties.plain,
         )
+
+
+def _is_inner_batch(queue: StoreQueue, properties: str, sys_flag: int) -> bool:
+    """True if a batch is stored as one record: as in Apache's broker, one with a UNIQ_KEY.
+
+    Not if its messages are compressed, each by itself: the flag would mean the whole body.
+    """
+    is_compressed = sys_flag & COMPRESSED
+    return queue.consume_queue.is_batch and "UNIQ_KEY\x01" in properties and not is_compressed
 
 
 def _sent_message(

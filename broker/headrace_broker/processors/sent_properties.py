@@ -8,7 +8,7 @@ from headrace_broker.message_demands import makes_demand
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.java_hash import tags_code
-from headrace_protocol.message import CRC32, PROPERTIES_BYTES_MAX
+from headrace_protocol.message import CRC32, INNER_BASE, INNER_NUM, PROPERTIES_BYTES_MAX
 
 if TYPE_CHECKING:
     from headrace_broker.message_demands import QuickCheck
@@ -23,6 +23,9 @@ TAIL_CHARS_MAX = 1024
 # Properties that the broker consumes or sets itself, so the producer's are not stored.
 _DROPPED = frozenset({"WAIT", "POP_CK", "CLUSTER", "MSG_REGION", "TRACE_ON", CRC32})
 _KNOWN = frozenset({"TAGS", "UNIQ_KEY", *_DROPPED})
+
+_OF_INNER = (f"{INNER_NUM}\x01", f"{INNER_BASE}\x01")
+_INNER_BYTES_MAX = 64
 
 # Properties to store, ending with "", tags code, UNIQ_KEY, whether they make a demand, and whether
 # the answer waits for the disk.
@@ -111,6 +114,14 @@ class SentProperties:
         stored = ("\x02".join(items) + self._added).encode()
         if len(stored) > PROPERTIES_BYTES_MAX:
             raise _too_large(len(stored))
+        return stored
+
+    def stored_inner(self, items: list[str]) -> bytes:
+        """As ``stored``, for a batch that becomes one record; what the store adds is left out."""
+        own = [item for item in items if not item.startswith(_OF_INNER)]
+        stored = self.stored(own)
+        if len(stored) > PROPERTIES_BYTES_MAX - _INNER_BYTES_MAX:
+            raise _too_large(len(stored) + _INNER_BYTES_MAX)
         return stored
 
     def _scan(self, properties: str) -> Parsed:

@@ -132,7 +132,7 @@ _WITHOUT_EFFECT = """
     loadBalanceThreadPoolQueueCapacity lockInStrictMode logicQueueForceSwapMapInterval
     logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
     logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt
-    mappedFileSwapEnable mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests
+    mappedFileSwapEnable maxAsyncPutMessageRequests
     maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
     maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
     maxLiteSubscriptionCount maxLmqConsumeQueueNum maxMessageFilterNumForNotification

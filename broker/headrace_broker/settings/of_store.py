@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES = 4096
 _UNIT_BYTES = 20
+_BATCH_UNIT_BYTES = 46
 _HOUR_MS = 3_600_000
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 
@@ -22,10 +23,12 @@ def store_settings(config: BrokerConfig, store_host: bytes) -> StoreSettings:
     store_host: address and port that records carry; see ``message_ids.encode_host``.
     """
     units = -(-config.mapped_file_size_consume_queue // _UNIT_BYTES)
+    batch_units = -(-config.mapper_file_size_batch_consume_queue // _BATCH_UNIT_BYTES)
     return StoreSettings(
         root=config.store_path_root_dir,
         commit_log_file_bytes=config.mapped_file_size_commit_log,
         consume_queue_file_bytes=units * _UNIT_BYTES,
+        batch_queue_file_bytes=batch_units * _BATCH_UNIT_BYTES,
         index_slot_count=config.max_hash_slot_num,
         index_entry_count=config.max_index_num,
         store_host=store_host,

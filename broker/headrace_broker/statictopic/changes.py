@@ -25,7 +25,7 @@ from headrace_broker.statictopic.close import answer_held, wake_held, when_on_di
 from headrace_broker.statictopic.queue_life import Event
 from headrace_broker.statictopic.table import new_incarnation
 from headrace_broker.statictopic.takeover import find_left
-from headrace_broker.topics.attributes import apply_changes, parse_changes
+from headrace_broker.topics.attributes import apply_changes, is_batched, parse_changes
 from headrace_broker.topics.table import check_config
 from headrace_protocol.admin_headers import CreateStaticTopicHeader
 from headrace_protocol.bodies import TopicConfig
@@ -176,6 +176,12 @@ class StaticTopicChanges:
             attributes=apply_changes(current, new, is_new=not self._had_messages(name)),
         )
         check_config(config)
+        if is_batched(config):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {name} has queue.type=BatchCQ, and the queues of a static topic hold "
+                "single messages: use another topic",
+            )
         if known is not None and not self._table.is_static(name):
             self._check_empty(name)
         return config

@@ -207,15 +207,18 @@ class MessageStore(StoreParts):
         self._finish_dispatch()
         log_end = self.commit_log.max_offset
         await self.dispatcher.deletions.note(topic, log_end, use_threads=self.use_threads)
-        folder = self.root / "consumequeue"
+        self.batch_topics.discard(topic)
+        folders = set()
         for queue in self.queues_of(topic):
             self.forget_queue(queue)
             queue.consume_queue.delete()
-            self.fs.mark_names_unsynced(folder / topic)
-            await take_break()
-        with suppress(OSError):  # the topic may have new queues by now, or never had any
-            (folder / topic).rmdir()
+            folders.add(folder := queue.consume_queue.files.directory.parent)
             self.fs.mark_names_unsynced(folder)
+            await take_break()
+        for folder in folders:
+            with suppress(OSError):  # the topic may have new queues by now
+                folder.rmdir()
+                self.fs.mark_names_unsynced(folder.parent)
 
     def when_log_flushed(self, callback: Callable[[bool], None]) -> None:
         """Call back with True once the log so far is on disk, False if that fails.

@@ -12,9 +12,10 @@ from headrace_broker.store.files.positions import FOLDER
 from headrace_broker.store.followers.follower_work import POSITIONS_FOLDER
 from headrace_broker.store.index.index_file import HEADER_BYTES
 from headrace_broker.store.integrity.checkpoint import Checkpoint
-from headrace_broker.store.log.log_rows import LogRows, scan_from
+from headrace_broker.store.log.log_rows import LogRows
 from headrace_broker.store.old_positions import replace_old_positions
-from headrace_broker.store.queues.peer_queues import BATCH_FOLDER, PeerQueues
+from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.queues.queue_table import queue_folders
 from headrace_broker.store.recovery import (
     LoadStage,
@@ -26,7 +27,6 @@ from headrace_broker.store.recovery import (
     log_durable_offset,
     plan_recovery,
     queues_durable_offset,
-    unclean_start,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.parts import StoreParts
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
+    from headrace_broker.store.store_queue import StoreQueue
 
+_KINDS = ConsumeQueue, BatchConsumeQueue
 # How often a long recovery brings its results to disk, so that an interrupted one can resume.
 SAVE_PROGRESS_MS = 60_000
 
@@ -45,7 +47,6 @@ class Opening:
     def __init__(self, store: StoreParts, on_progress: OnProgress) -> None:
         self._store = store
         self._on_progress = on_progress
-        self._batch_topics: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Load the files. Raises StoreFormatError, OSError."""
@@ -54,8 +55,6 @@ class Opening:
         is_clean = not abort.exists()
         store.flusher.checkpoint = Checkpoint.load(store.flusher.checkpoint_path)
         store.commit_log.files.load(is_clean=is_clean)
-        if not is_clean:
-            self._check_peer_queues()
         replace_old_positions(store.root, store.fs)
         store.dispatcher.deletions.load()
         self._load_queues(is_clean=is_clean)
@@ -74,8 +73,11 @@ class Opening:
             store.fs.reserve.release()  # what recovery writes again may need it
 
     def recover(self, scans: Sequence[Scan]) -> RecoveryReport:
-        """Bring queues and index in line with the log. Raises OSError."""
+        """Bring queues and index in line with the log. Raises StoreFormatError, OSError."""
         store = self._store
+        for queue in store.queues:
+            if store.has_batches(queue.topic) and not queue.consume_queue.is_batch:
+                raise _two_kinds(queue)
         report = self._recover(scans, is_clean=store.was_clean)
         store.fs.reserve.fill()
         store.cleaner.trimmer.load()
@@ -84,26 +86,6 @@ class Opening:
         store.write_path.begin()
         store.commit_log.accept()
         return report
-
-    def _check_peer_queues(self) -> None:
-        """Reject queues that only Apache's broker can recover; few stores have any.
-
-        Raises StoreFormatError.
-        """
-        store = self._store
-        peer_queues = PeerQueues(store.root)
-        log_files = store.commit_log.files.files
-        if not peer_queues or not log_files:
-            return
-        start = unclean_start(first_records(log_files), store.flusher.checkpoint)
-        scan = scan_from(store.commit_log, start)
-        scanned_from = scan.end_offset
-        for block in scan:
-            peer_queues.check(block)
-            done, bound = block.end_offset - scanned_from, log_files[-1].end_offset - scanned_from
-            self._on_progress(LoadStage.LOG, done, bound)
-        peer_queues.check_end(scan.end_offset)
-        peer_queues.sync(store.fs)
 
     def _check_seals(self, *, is_clean: bool) -> None:
         """Attach the seals, and verify what a clean start relies on.
@@ -129,24 +111,35 @@ class Opening:
 
     def _load_queues(self, *, is_clean: bool) -> None:
         store = self._store
-        self._batch_topics = frozenset(path.name for path in (store.root / BATCH_FOLDER).glob("*"))
-        folders = queue_folders(store.root / "consumequeue")
-        ends = store.dispatcher.deletions.ends
-        for number, (topic, name) in enumerate(folders, 1):
+        folders = [
+            (kind, topic, name)
+            for kind in _KINDS
+            for topic, name in queue_folders(store.root / kind.folder)
+        ]
+        for number, (kind, topic, name) in enumerate(folders, 1):
             if not name.isdigit():
                 raise StoreFormatError(
-                    store.root / "consumequeue" / topic / name,
+                    store.root / kind.folder / topic / name,
                     "is not named like a queue id",
                     "move it out of the store's directory",
                 )
-            queue = store.queue(topic, int(name))
-            queue.consume_queue.load(is_clean, store.flusher.checkpoint.logics_physical_offset)
-            if 0 <= queue.consume_queue.last_physical_offset < ends.get(topic, 0):
-                # Of a deleted topic: a power cut has undone its removal.
-                store.forget_queue(queue)
-                queue.consume_queue.delete()
-            queue.next_offset = queue.consume_queue.max_offset
+            self._load_queue(topic, int(name), is_clean=is_clean, is_batch=kind.is_batch)
             self._on_progress(LoadStage.QUEUES, number, len(folders))
+
+    def _load_queue(self, topic: str, queue_id: int, *, is_clean: bool, is_batch: bool) -> None:
+        store = self._store
+        if (other := store.find_queue(topic, queue_id)) is not None:
+            raise _two_kinds(other)
+        queue = store.add_queue(topic, queue_id, is_batch=is_batch)
+        queue.consume_queue.load(is_clean, store.flusher.checkpoint.logics_physical_offset)
+        ends = store.dispatcher.deletions.ends
+        if 0 <= queue.consume_queue.last_physical_offset < ends.get(topic, 0):
+            # Of a deleted topic: a power cut has undone its removal.
+            store.forget_queue(queue)
+            queue.consume_queue.delete()
+        elif is_batch:
+            store.batch_topics.add(topic)
+        queue.next_offset = queue.consume_queue.max_offset
 
     def _recover(self, scans: Sequence[Scan], *, is_clean: bool) -> RecoveryReport:
         store = self._store
@@ -156,7 +149,6 @@ class Opening:
             store.takers,
             LogRows(
                 store.queue,
-                self._batch_topics,
                 store.settings.delay_levels_ms,
                 store.dispatcher.deletions.ends,
             ),
@@ -247,11 +239,20 @@ class Opening:
             store.root / FOLDER,
             store.commit_log.files.directory,
             store.index_files.directory,
-            store.root / "consumequeue",
+            *(store.root / kind.folder for kind in _KINDS),
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):
             store.fs.mark_names_unsynced(folder)
+
+
+def _two_kinds(queue: StoreQueue) -> StoreFormatError:
+    return StoreFormatError(
+        queue.consume_queue.files.directory,
+        "is a queue that has batches elsewhere in the store, in batchconsumequeue",
+        "Apache RocketMQ does not open such a store either: move away the folder whose kind the "
+        "topic does not have (queue.type in config/topics.json)",
+    )
 
 
 def _raise_failure(sync: Future[None] | None) -> None:

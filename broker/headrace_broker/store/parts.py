@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.files.filesystem import DiskUsage, Files
 from headrace_broker.store.followers.followers import Followers
 from headrace_broker.store.index.index_file import IndexFiles
@@ -14,6 +15,7 @@ from headrace_broker.store.log.commit_log import CommitLog
 from headrace_broker.store.log.record_checksum import SLOT_BYTES
 from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.log.takers import taken_offset
+from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
@@ -22,15 +24,17 @@ from headrace_broker.store.reader import Reader
 from headrace_broker.store.retention.cleaner import Cleaner, Rest
 from headrace_broker.store.retention.healer import Healer
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_broker.store.store_source import StoreSource
 from headrace_broker.store.write.confirmation import Confirmation, Gate
 from headrace_broker.store.write.flush import Flusher
 from headrace_broker.store.write.write_path import WritePath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace_broker.clock import Clock
     from headrace_broker.store.log.takers import Taker
     from headrace_broker.store.settings import StoreSettings
+    from headrace_broker.store.store_source import StoreSource
 
 
 class StoreParts:
@@ -48,6 +52,10 @@ class StoreParts:
         self.root = settings.root
         self.clock = clock
         self.fs = files
+        # Whether the queues of a topic are batch queues: those on disk tell, and its attributes,
+        # which the store does not know.
+        self.batch_topics: set[str] = set()
+        self.is_batch_topic: Callable[[str], bool] = lambda _topic: False
         # Whether the last process stopped in order; known once this is loaded.
         self.was_clean = False
         self.ring = Ring(settings.ring_rows)
@@ -117,7 +125,13 @@ class StoreParts:
         Raises ValueError for a topic that cannot be a folder name.
         """
         queue = self.table.by_name.get((topic, queue_id))
-        return queue if queue is not None else self._add_queue(topic, queue_id)
+        if queue is not None:
+            return queue
+        return self.add_queue(topic, queue_id, is_batch=self.has_batches(topic))
+
+    def has_batches(self, topic: str) -> bool:
+        """True if the queues of a topic are batch queues."""
+        return topic in self.batch_topics or self.is_batch_topic(topic)
 
     def find_queue(self, topic: str, queue_id: int) -> StoreQueue | None:
         """The queue, or None if it does not exist."""
@@ -125,7 +139,7 @@ class StoreParts:
 
     def source(self, queue: StoreQueue) -> StoreSource:
         """The source that reads a queue of this store."""
-        return StoreSource(queue, self.commit_log)
+        return source_of(queue, self.commit_log)
 
     def topics(self) -> set[str]:
         """The topics that have queues."""
@@ -135,11 +149,13 @@ class StoreParts:
         """All queues of a topic that exist, by queue id."""
         return self.table.of_topic(topic)
 
-    def _add_queue(self, topic: str, queue_id: int) -> StoreQueue:
+    def add_queue(self, topic: str, queue_id: int, *, is_batch: bool) -> StoreQueue:
+        """Add a queue that does not exist. Raises as ``queue``."""
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
             raise ValueError(f"{topic!r}/{queue_id} cannot be the name of a queue")
-        directory = self.root / f"consumequeue/{topic}/{queue_id}"
-        consume_queue = ConsumeQueue(directory, self.settings.consume_queue_file_bytes, self.fs)
+        kind = BatchConsumeQueue if is_batch else ConsumeQueue
+        directory = self.root / kind.folder / topic / str(queue_id)
+        consume_queue = kind(directory, self.settings.queue_file_bytes(is_batch=is_batch), self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
         key = self.table.free_key()
         queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
-from headrace_broker.store.store_source import StoreSource
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.message import TAGS, UNIQ_KEY, decode_record
@@ -96,7 +96,7 @@ class Reader:
         return message
 
     def _is_unit_of(self, message: StoredMessage, queue: StoreQueue, queue_offset: int) -> bool:
-        source = StoreSource(queue, self.commit_log)
+        source = source_of(queue, self.commit_log)
         if not source.has_unit(queue_offset):
             return False
         return source.unit(queue_offset)[:2] == (message.physical_offset, message.size)

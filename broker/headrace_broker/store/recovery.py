@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.store.log.batch_units import COUNT_MAX
 from headrace_broker.store.log.log_rows import LogScan, read_block, scan_from, stated_size
-from headrace_broker.store.log.ring import Rows, select
-from headrace_broker.store.queues.dispatch import NOT_QUEUED, Dispatcher
-from headrace_protocol.message import INNER_BATCH, RECORD_BYTES_MIN
+from headrace_broker.store.log.ring import NO_UNIT, Rows, message_counts, select
+from headrace_broker.store.queues.dispatch import Dispatcher
+from headrace_protocol.message import RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -322,7 +323,7 @@ class Recovery:
     @staticmethod
     def _needs_unit(rows: Rows, plan: RecoveryPlan) -> Array:
         """A mask of the rows for which a unit is built."""
-        is_queued: Array = rows["sys_flag"] & NOT_QUEUED == 0
+        is_queued: Array = message_counts(rows["sys_flag"]) > 0
         return is_queued & (rows["physical_offset"] >= plan.queues_from)
 
     def _leave_out(self, queue: StoreQueue, rows: Rows, numbers: Array) -> None:
@@ -334,19 +335,22 @@ class Recovery:
         offsets = rows["queue_offset"][numbers]
         if not len(offsets):
             return
-        if offsets[0] == queue.next_offset and (offsets[1:] - offsets[:-1] == 1).all():
-            queue.next_offset = int(offsets[-1]) + 1
+        ends = offsets + message_counts(rows["sys_flag"][numbers])
+        if offsets[0] == queue.next_offset and (offsets[1:] == ends[:-1]).all():
+            queue.next_offset = int(ends[-1])
             return
         room = rows["physical_offset"][numbers] // RECORD_BYTES_MIN
-        for number, offset, gap_max in zip(
-            numbers.tolist(), offsets.tolist(), room.tolist(), strict=True
+        if queue.consume_queue.is_batch:
+            room *= COUNT_MAX
+        for number, offset, end, gap_max in zip(
+            numbers.tolist(), offsets.tolist(), ends.tolist(), room.tolist(), strict=True
         ):
             gap = offset - queue.next_offset
             if gap and gap > gap_max:
                 self.unplaced_count += 1
-                rows["sys_flag"][number] |= INNER_BATCH
+                rows["sys_flag"][number] = NO_UNIT
             else:
-                queue.next_offset = offset + 1
+                queue.next_offset = end
 
     def _put(self, rows: Rows, plan: RecoveryPlan) -> None:
         physical_offsets = rows["physical_offset"]

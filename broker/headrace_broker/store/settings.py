@@ -49,6 +49,7 @@ class StoreSettings:
     root: Path
     commit_log_file_bytes: int = 1 << 30
     consume_queue_file_bytes: int = 300_000 * 20
+    batch_queue_file_bytes: int = 300_000 * 46
     index_slot_count: int = 5_000_000
     index_entry_count: int = 20_000_000
 
@@ -77,3 +78,11 @@ class StoreSettings:
             raise ValueError(
                 f"consume_queue_file_bytes {self.consume_queue_file_bytes} is not a multiple of 20"
             )
+        if self.batch_queue_file_bytes % 46:
+            raise ValueError(
+                f"batch_queue_file_bytes {self.batch_queue_file_bytes} is not a multiple of 46"
+            )
+
+    def queue_file_bytes(self, *, is_batch: bool) -> int:
+        """Size of the files of a queue."""
+        return self.batch_queue_file_bytes if is_batch else self.consume_queue_file_bytes

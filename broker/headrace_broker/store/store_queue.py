@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace_broker.store.index.index_keys import index_prefixes
+from headrace_broker.store.log.ring import ONE_MESSAGE
 from headrace_protocol.message import topic_field
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ class StoreQueue:
     """A queue, its ConsumeQueue, and constants for encoding its records.
 
     next_offset: the next queue offset to assign. waiting: for the broker, unused by the store.
+    row_flag: bits of the rows of its records, see ``ring``.
     """
 
     __slots__ = (
@@ -26,6 +28,7 @@ class StoreQueue:
         "magic",
         "next_offset",
         "queue_id",
+        "row_flag",
         "topic",
         "topic_field",
         "waiting",
@@ -49,6 +52,7 @@ class StoreQueue:
         self.consume_queue = consume_queue
         self.checksum_bytes = checksum_bytes
         self.magic, self.topic_field, self.index_prefixes = _topic_constants(topic)
+        self.row_flag = ONE_MESSAGE if consume_queue.is_batch else 0
         self.next_offset = 0
         self.waiting: dict[Any, None] | None = None
 

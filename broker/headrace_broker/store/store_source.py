@@ -103,7 +103,7 @@ class StoreSource:
         min_offset = consume_queue.min_offset(log_min_offset, self._units)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
-            return _outside(queue_offset, min_offset, max_offset)
+            return outside(queue_offset, min_offset, max_offset)
         scan_count = max(SCAN_BYTES // UNIT_BYTES, count_max)
         units = self._units(consume_queue, queue_offset, scan_count)
         runs, count, body_bytes, seen = choose_runs(
@@ -116,7 +116,7 @@ class StoreSource:
         )
         next_offset = queue_offset + seen
         if not count:
-            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
+            return empty(nothing_found(tags), next_offset, min_offset, max_offset)
         buffers = self._commit_log.slices(runs)
         return GetResult(
             GetStatus.FOUND, buffers, count, body_bytes, next_offset, min_offset, max_offset
@@ -138,7 +138,7 @@ class StoreSource:
         min_offset = consume_queue.min_offset(log_min_offset, self._units)
         max_offset = consume_queue.max_offset
         if not min_offset <= queue_offset < max_offset:
-            return _outside(queue_offset, min_offset, max_offset)
+            return outside(queue_offset, min_offset, max_offset)
         scan_count = count_max if tags is None else BULK_SCAN_UNITS
         units = np.frombuffer(self._units(consume_queue, queue_offset, scan_count), UNIT_DTYPE)
         if tags is None:
@@ -147,7 +147,7 @@ class StoreSource:
         where, first, seen = choose(units, tags, count_max, bytes_max, is_there=is_there)
         next_offset, units = queue_offset + seen, units[where]
         if not len(units):
-            return _empty(_nothing_found(tags), next_offset, min_offset, max_offset)
+            return empty(nothing_found(tags), next_offset, min_offset, max_offset)
         buffers: list[Buffer] = [units.view(np.uint8).data]
         has_gaps = seen - first != len(units)
         if has_gaps:
@@ -168,16 +168,17 @@ class StoreSource:
             has_gaps,
         )
 
-    def _units(self, queue: ConsumeQueue, queue_offset: int, count: int) -> memoryview:
+    def _units(self, queue: ConsumeQueue, number: int, count: int) -> memoryview:
         """As ``ConsumeQueue.units_view``. Raises NotReady as ``CommitLog.slices``."""
-        if (file := queue.files.find(queue_offset * UNIT_BYTES)) is not None:
-            start = queue_offset * UNIT_BYTES - file.start_offset
-            end = min(start + count * UNIT_BYTES, file.file_bytes)
-            if queue_offset < max(queue.max_offset - self._commit_log.hot_units, queue.started_at):
+        unit_bytes = queue.unit_bytes
+        if (file := queue.files.find(number * unit_bytes)) is not None:
+            start = number * unit_bytes - file.start_offset
+            end = min(start + count * unit_bytes, file.file_bytes)
+            if number < max(queue.end_number - self._commit_log.hot_units, queue.started_at):
                 queue.view_of(file)  # within the map budget, before the check maps it
                 self._commit_log.page_cache.check(file, start, end)
             file.check_soon(start, end)
-        return queue.units_view(queue_offset, count)
+        return queue.units_view(number, count)
 
     def min_offset(self) -> int:
         """The oldest queue offset whose record is still in the log. Raises NotReady."""
@@ -193,7 +194,8 @@ class StoreSource:
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of a unit that exists. Raises NotReady."""
-        physical_offset, size, tags_code = UNIT.unpack(self._units(self._queue, queue_offset, 1))
+        number = self._queue.number_of(queue_offset)
+        physical_offset, size, tags_code = UNIT.unpack_from(self._units(self._queue, number, 1))
         return physical_offset, size, tags_code
 
     def missing_from(self, _queue_offset: int) -> int:
@@ -206,14 +208,15 @@ class StoreSource:
         The estimate is from samples of the units at equal distances. first: only those from this
         queue offset on. Raises NotReady.
         """
-        queue_offset, end = max(self.min_offset(), first), self._queue.max_offset
-        count = end - queue_offset
+        queue = self._queue
+        number, end = queue.number_of(max(self.min_offset(), first)), queue.end_number
+        count = end - number
         step = count // SAMPLES if count > SAMPLES * SAMPLE_UNITS else 1
         sampled = sampled_bytes = 0
-        while queue_offset < end:
-            view = self._units(self._queue, queue_offset, min(SAMPLE_UNITS, end - queue_offset))
-            sizes = np.frombuffer(view, UNIT_DTYPE)["size"]
-            queue_offset += max(len(sizes), step)
+        while number < end:
+            view = self._units(queue, number, min(SAMPLE_UNITS, end - number))
+            sizes = np.frombuffer(view, queue.unit_dtype)["size"]
+            number += max(len(sizes), step)
             sampled += len(sizes)
             sampled_bytes += int(sizes[sizes != BLANK_SIZE].sum(dtype=np.int64))
         return sampled_bytes * count // sampled if sampled else 0
@@ -259,7 +262,7 @@ class EmptySource:
         self, queue_offset: int, _count_max: int, _bytes_max: int, _tags: frozenset[int] | None
     ) -> GetResult:
         """An empty result."""
-        return _outside(queue_offset, 0, 0)
+        return outside(queue_offset, 0, 0)
 
     get_bulk = get
 
@@ -294,15 +297,17 @@ class EmptySource:
         return None
 
 
-def _nothing_found(tags: frozenset[int] | None) -> GetStatus:
+def nothing_found(tags: frozenset[int] | None) -> GetStatus:
+    """The status of a read that found none of its units wanted."""
     return GetStatus.MESSAGE_WAS_REMOVING if tags is None else GetStatus.NO_MATCHED_MESSAGE
 
 
-def _empty(status: GetStatus, next_offset: int, min_offset: int, max_offset: int) -> GetResult:
+def empty(status: GetStatus, next_offset: int, min_offset: int, max_offset: int) -> GetResult:
+    """A result without records."""
     return GetResult(status, [], 0, 0, next_offset, min_offset, max_offset)
 
 
-def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
+def outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
     """The result for an offset without a unit."""
     if max_offset == 0 or (min_offset == max_offset and queue_offset < max_offset):
         status, next_offset = GetStatus.NO_MESSAGE_IN_QUEUE, max_offset
@@ -312,7 +317,7 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> GetResult:
         status, next_offset = GetStatus.OFFSET_OVERFLOW_ONE, queue_offset
     else:
         status, next_offset = GetStatus.OFFSET_OVERFLOW_BADLY, max_offset
-    return _empty(status, next_offset, min_offset, max_offset)
+    return empty(status, next_offset, min_offset, max_offset)
 
 
 def choose_runs(

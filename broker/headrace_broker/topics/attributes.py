@@ -30,6 +30,7 @@ KEY_QUEUE = "key.queue"
 TIERED = "tiered"
 
 COMPACTED = "COMPACTION"
+BATCHED = "BatchCQ"
 
 _LONG_MAX = 2**63 - 1
 _HOUR_MS = 3_600_000
@@ -64,7 +65,7 @@ _SPAN = _Attribute(True, f"a number of milliseconds from 0 to {_LONG_MAX}", _is_
 
 # Only those values of the peer that this broker implements.
 _ATTRIBUTES = {
-    QUEUE_TYPE: _one_of("SimpleCQ", is_changeable=False),
+    QUEUE_TYPE: _one_of("SimpleCQ", BATCHED, is_changeable=False),
     CLEANUP_POLICY: _one_of("DELETE", COMPACTED, is_changeable=False),
     MESSAGE_TYPE: _one_of(
         "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
@@ -117,6 +118,7 @@ def apply_changes(
                 raise _invalid(f"{key}={value}: this broker accepts {attribute.expected}")
             attributes[key] = value
     _check_policy(attributes, changes)
+    _check_queue_type(attributes)
     _check_lags(attributes)
     return attributes
 
@@ -128,6 +130,18 @@ def _check_policy(attributes: Mapping[str, str], changes: Mapping[str, str]) -> 
         if f"+{key}" in changes:
             policy = "DELETE" if is_compacted else COMPACTED
             raise _invalid(f"{key!r} is for topics with {CLEANUP_POLICY}={policy}")
+
+
+def _check_queue_type(attributes: Mapping[str, str]) -> None:
+    """Raise RequestError for what batch queues don't have."""
+    if attributes.get(QUEUE_TYPE) != BATCHED:
+        return
+    for key, value in ((CLEANUP_POLICY, COMPACTED), (TIERED, "true")):
+        if attributes.get(key) == value:
+            raise _invalid(
+                f"{key}={value} needs a record for each message, and {QUEUE_TYPE}={BATCHED} stores "
+                "batches as one: leave one of them out"
+            )
 
 
 def _check_lags(attributes: Mapping[str, str]) -> None:
@@ -176,6 +190,11 @@ class CompactionPolicy(NamedTuple):
 def is_compacted(topic: TopicConfig) -> bool:
     """True if a topic keeps the newest message of each key."""
     return bool(topic.attributes) and topic.attributes.get(CLEANUP_POLICY) == COMPACTED
+
+
+def is_batched(topic: TopicConfig) -> bool:
+    """True if a topic has batch queues, which store a batch as one record."""
+    return bool(topic.attributes) and topic.attributes.get(QUEUE_TYPE) == BATCHED
 
 
 def check_queue_nums_of_keys(known: TopicConfig | None, new: TopicConfig) -> None:

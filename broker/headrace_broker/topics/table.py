@@ -20,8 +20,8 @@ from headrace_broker.persistence import (
     next_version,
     warn_if_missing,
 )
+from headrace_broker.topics.attributes import is_batched
 from headrace_broker.topics.incarnations import Incarnations
-from headrace_broker.topics.peer import PeerKind, kind_of
 from headrace_protocol.bodies import (
     PERM_INHERIT,
     PERM_READ,
@@ -180,13 +180,10 @@ class TopicTable:
             raise self._unknown(topic)
         return config
 
-    def kinds(self) -> dict[PeerKind, list[str]]:
-        """Names of the topics that only Apache's broker serves in full, by kind."""
-        found: dict[PeerKind, list[str]] = {}
-        for topic in self._topics.values():
-            if (kind := kind_of(topic)) is not None:
-                found.setdefault(kind, []).append(topic.topic_name)
-        return found
+    def is_batched(self, topic: str) -> bool:
+        """True if a topic exists and has batch queues."""
+        config = self._topics.get(topic)
+        return config is not None and is_batched(config)
 
     def is_system(self, topic: str) -> bool:
         """True if a topic belongs to the broker and not to its users."""
@@ -242,20 +239,18 @@ class TopicTable:
         return config
 
     def check_deletable(self, topic: str) -> None:
-        """Raise RequestError for a topic of the broker, or that only Apache's broker can delete."""
+        """Raise RequestError for a topic of the broker."""
         if self.is_system(topic):
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"The topic[{topic}] is conflict with system topic: the broker needs it",
             )
-        self._check_kind(topic)
 
     def check_changeable(self, topic: str, new: TopicConfig | None = None) -> None:
         """Raise RequestError for a topic that can't be created or changed, or not like this.
 
         new: its settings after the change; None for those that a first message gives it.
         """
-        self._check_kind(topic)
         for rule in self.rules:
             rule(topic, new)
 
@@ -266,16 +261,9 @@ class TopicTable:
                 ResponseCode.INVALID_PARAMETER,
                 f"The topic[{topic}] is conflict with system topic: choose another name",
             )
-        self._check_kind(topic)
         self._check_not_being_deleted(topic)
         if topic not in self._topics:
             self._budget.makers.check("topics", 1)
-
-    def _check_kind(self, topic: str) -> None:
-        known = self._topics.get(topic)
-        kind = kind_of(known) if known is not None else None
-        if kind is not None:
-            raise kind.rejection(topic, "it can't be created, changed or deleted here")
 
     def registered(self, broker_permission: int) -> dict[str, TopicConfig]:
         """The table to register at nameservers, without permissions that the broker lacks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
     from headrace_protocol.columns import Array
 
-UNIT_BYTES: Final = UNIT_DTYPE.itemsize
 _HEAD = struct.Struct(">4xi20xqi8x")  # magic, physical offset, sysFlag, born timestamp
 _HEAD_BYTES: Final = 80
 _STORE_TIME_AT: Final = _HEAD.size + 8  # after an IPv4 born host
@@ -26,7 +25,9 @@ _V6_MORE: Final = 12
 class ColdFiles:
     """A snapshot of a queue of mapped files; a file deleted since then reads as empty."""
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, unit_dtype: np.dtype[Any] = UNIT_DTYPE) -> None:
+        """unit_dtype: of the units in a queue's files, which begin as those of ConsumeQueues."""
+        self._unit_dtype = unit_dtype
         self._fs: Files = files.fs
         self.file_bytes = files.file_bytes
         self._min_offset = files.min_offset
@@ -46,14 +47,15 @@ class ColdFiles:
         finally:
             self._fs.close(descriptor)
 
-    def units(self, queue_offset: int, count: int) -> Array:
+    def units(self, number: int, count: int) -> Array:
         """Up to ``count`` units of a queue, fewer at the end of a file. Raises OSError."""
-        data = self.read(queue_offset * UNIT_BYTES, count * UNIT_BYTES)
-        return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_BYTES)
+        unit_bytes = self._unit_dtype.itemsize
+        data = self.read(number * unit_bytes, count * unit_bytes)
+        return np.frombuffer(data, self._unit_dtype, len(data) // unit_bytes)
 
-    def physical_offset(self, queue_offset: int) -> int:
+    def physical_offset(self, number: int) -> int:
         """The physical offset in a unit of a queue; -1 if the unit is gone. Raises OSError."""
-        data = self.read(queue_offset * UNIT_BYTES, 8)
+        data = self.read(number * self._unit_dtype.itemsize, 8)
         return int.from_bytes(data, "big", signed=True) if data else -1
 
     def store_time_ms(self, physical_offset: int) -> int | None:

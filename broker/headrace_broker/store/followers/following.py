@@ -371,9 +371,13 @@ class Following:
         items = [
             self._queue_scan(queue)
             for queue in queues
-            if self._is_current(queue) and self.follower.wants(queue.topic)
+            if self._is_current(queue) and self._wants(queue)
         ]
         return Scan(self.follower, queues, items, list(self._gone))
+
+    def _wants(self, queue: StoreQueue) -> bool:
+        """True for a queue to follow; batch queues, whose records hold many messages, are none."""
+        return not queue.consume_queue.is_batch and self.follower.wants(queue.topic)
 
     def _is_current(self, queue: StoreQueue) -> bool:
         """True if the queue still exists under its name."""

@@ -14,7 +14,8 @@ from headrace_broker.store.log.record_checksum import (
     put_checksums,
     require_room,
 )
-from headrace_broker.store.log.ring import ROW, ROW_DTYPE, WHOLE_ROW
+from headrace_broker.store.log.ring import FLAGS_MASK, ROW, ROW_DTYPE, WHOLE_ROW
+from headrace_protocol.batch_items import BatchItems, TooManyItems
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.java_hash import tags_code_of
@@ -23,7 +24,6 @@ from headrace_protocol.message import (
     BATCH_ITEMS_MAX,
     CRC32,
     RECORD_HEADS,
-    encode_batch,
 )
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, Buffer
 
 _HEAD_BYTES: Final = BATCH_ITEM_HEAD.size
-_FLAG_AT, _BODY_BYTES_AT = 12, 16
-_INT = np.dtype(">i4")
 _SHORT = np.dtype(">i2")
-_LEAST_BYTES: Final = _HEAD_BYTES + _SHORT.itemsize
 _TAGS = b"TAGS\x01"
 
 
@@ -74,7 +71,10 @@ class BatchRecords:
         data = batch_body if isinstance(batch_body, bytes) else bytes(batch_body)
         self._queue = queue
         checksum_bytes = queue.checksum_bytes
-        items = _Items(data)
+        try:
+            items = BatchItems(data)
+        except TooManyItems:
+            raise BatchTooLong(BATCH_ITEMS_MAX) from None
         if not _is_terminated(items) and checksum_bytes:
             require_room(items.properties_bytes + checksum_bytes)
             items = items.terminated()
@@ -82,7 +82,7 @@ class BatchRecords:
         self._sys_flag = sys_flag
         head_bytes = RECORD_HEADS[sys_flag >> 4 & 3].size
         self._overhead = head_bytes + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
-        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag)
+        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag & FLAGS_MASK | queue.row_flag)
         self.rows = _repeated(row, items.count, ROW_DTYPE)
         self.rows["size"] = items.sizes + self._overhead
         self.rows["properties_size"] = items.properties_bytes + checksum_bytes
@@ -161,114 +161,12 @@ class BatchRecords:
         rows.view(WHOLE_ROW)[:] = self.rows.view(WHOLE_ROW)
 
 
-class _Items:
-    """The parts of each item of a batch, as columns."""
-
-    def __init__(self, data: bytes) -> None:
-        self.total_bytes = len(data)
-        self.starts = _starts(data)
-        self.count = len(self.starts)
-        self.sizes = np.append(self.starts[1:], len(data)) - self.starts
-        self._data = data
-        self.flags = self._values(_INT, self.starts + _FLAG_AT)
-        self.body_bytes = self._values(_INT, self.starts + _BODY_BYTES_AT)
-        self._properties_at = self.starts + (self.body_bytes + _HEAD_BYTES)
-        properties_bytes = self.sizes - (self.body_bytes + _LEAST_BYTES)
-        self._require((self.body_bytes >= 0) & (properties_bytes >= 0), "body length")
-        self.properties_bytes = self._values(_SHORT, self._properties_at)
-        self._require(self.properties_bytes == properties_bytes, "properties length")
-
-    def properties(self) -> list[bytes]:
-        """The properties of each item after their length, as in the record."""
-        return self._slices(self._properties_at, self.starts + self.sizes)
-
-    def first_properties(self) -> bytes:
-        """The properties of the first item."""
-        return self._data[int(self._properties_at[0]) : int(self.sizes[0])]
-
-    def all_properties(self) -> bytes:
-        """The properties of all items, back to back."""
-        return b"".join(self.properties())
-
-    def last_bytes(self) -> bytes:
-        """The last byte of each item."""
-        last: Array = np.frombuffer(self._data, np.uint8)[self.starts + self.sizes - 1]
-        return last.tobytes()
-
-    def end_with(self, end: bytes) -> bool:
-        """True if every item ends with these bytes."""
-        return all(item.endswith(end) for item in self.properties())
-
-    def bodies(self) -> list[bytes]:
-        """The body of each item."""
-        return self._slices(self.starts + _HEAD_BYTES, self._properties_at)
-
-    def ends(self, checksum_bytes: int) -> list[bytes]:
-        """The end of each record: the properties as ``properties``, and room for a checksum."""
-        if not checksum_bytes:
-            return self.properties()
-        lengths = (self.properties_bytes + checksum_bytes).astype(_SHORT).view("V2").tolist()
-        room = bytes(checksum_bytes)
-        return [a + b + room for a, b in zip(lengths, self.texts(), strict=True)]
-
-    def texts(self) -> list[bytes]:
-        """The properties of each without their length."""
-        return self._slices(self._properties_at + _SHORT.itemsize, self.starts + self.sizes)
-
-    def terminated(self) -> _Items:
-        """The same items with a separator after their properties, which old clients omit."""
-        texts = [
-            text + SEPARATOR if text and not text.endswith(SEPARATOR) else text
-            for text in self.texts()
-        ]
-        return _Items(encode_batch(zip(self.flags.tolist(), self.bodies(), texts, strict=True)))
-
-    def _slices(self, starts: Array, ends: Array) -> list[bytes]:
-        data = self._data
-        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-
-    def _values(self, dtype: np.dtype[Any], positions: Array) -> Array:
-        """The integers at ``positions``, which need not be aligned."""
-        count = len(self._data) - dtype.itemsize + 1
-        return np.ndarray(count, dtype, self._data, strides=(1,))[positions].astype(np.int64)
-
-    def _require(self, is_good: Array, what: str) -> None:
-        if not is_good.all():
-            position = int(self.starts[is_good.argmin()])
-            raise CorruptRecord(position, f"the item's {what} does not fit its size")
-
-
 def _repeated(row: bytes, count: int, dtype: np.dtype[Any]) -> Array:
     """A table of ``count`` copies of a row."""
     return np.frombuffer(bytearray(row * count), dtype)
 
 
-def _starts(data: bytes) -> Array:
-    """The start of each item.
-
-    Raises BatchTooLong for too many, CorruptRecord if their sizes do not add up to the batch.
-    """
-    starts: list[int] = []
-    position, end = 0, len(data)
-    unpack = BATCH_ITEM_HEAD.unpack_from
-    for _ in range(BATCH_ITEMS_MAX):
-        if position == end:
-            break
-        if end - position < _LEAST_BYTES:
-            raise CorruptRecord(position, f"{end - position} bytes are no batch item")
-        size = unpack(data, position)[0]
-        if not _LEAST_BYTES <= size <= end - position:
-            raise CorruptRecord(position, f"an item of {size} bytes in {end - position}")
-        starts.append(position)
-        position += size
-    if position < end:
-        raise BatchTooLong(BATCH_ITEMS_MAX)
-    if not starts:
-        raise CorruptRecord(0, "the batch has no items")
-    return np.array(starts)
-
-
-def _is_terminated(items: _Items) -> bool:
+def _is_terminated(items: BatchItems) -> bool:
     """True if all properties end with a separator.
 
     Raises CorruptRecord if any end with a zero byte, which recovery takes for a torn record.
@@ -283,7 +181,7 @@ def _is_terminated(items: _Items) -> bool:
     return not (has_some & (last != SEPARATOR[0])).any()
 
 
-def _tags_codes(items: _Items) -> list[int] | int:
+def _tags_codes(items: BatchItems) -> list[int] | int:
     """The tags code of each item, or one code for all: most batches have the same TAGS in each.
 
     Raises CorruptRecord for a property that only the store may write.

@@ -21,14 +21,16 @@ from headrace_broker.store.log.batch_records import BatchRecords, Origin, Stamp
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS
 from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
-from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring
+from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW, ROW_BYTES, Ring
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
     BLANK_RECORD,
     BORN_HOST_V6,
     CRC_MASK,
+    INNER_BASE,
     INNER_BATCH,
+    INNER_NUM,
     MAGIC_BLANK,
     NEED_UNWRAP,
     PROPERTIES_BYTES_MAX,
@@ -61,7 +63,7 @@ HOT_UNITS: Final = 100_000
 SCAN_BYTES: Final = 4 << 20
 BLANK_BYTES: Final = 8
 NO_QUEUE_OFFSET: Final = 0x4  # set in PREPARED and ROLLBACK, clear in COMMIT
-# Bits that a sender may set: the store sets the host bits itself, and has no inner batches.
+# Bits that a sender may set: the store itself sets those of hosts and of inner batches.
 SENDERS_FLAGS: Final = ~(BORN_HOST_V6 | STORE_HOST_V6 | NEED_UNWRAP | INNER_BATCH)
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -73,6 +75,16 @@ BatchItems = UniformBatch | BatchRecords
 
 def _accept(_items: BatchItems) -> None:
     pass
+
+
+def _items(queue: StoreQueue, batch_body: Buffer, sys_flag: int) -> BatchItems:
+    """The checked items of a batch. Raises CorruptRecord, BatchTooLong."""
+    if sys_flag & NO_QUEUE_OFFSET:
+        raise CorruptRecord(
+            0, "a batch cannot be part of a transaction: send its messages one by one"
+        )
+    uniform = UniformBatch.of(batch_body, sys_flag, queue)
+    return uniform or BatchRecords(batch_body, sys_flag, queue)
 
 
 class CommitLog(LogRefusals):
@@ -119,9 +131,15 @@ class CommitLog(LogRefusals):
     # --- append ----------------------------------------------------------------------------
 
     def append(
-        self, message: PlainMessage, born_host: bytes, prepared_transaction_offset: int = 0
+        self,
+        message: PlainMessage,
+        born_host: bytes,
+        prepared_transaction_offset: int = 0,
+        inner_count: int = 0,
     ) -> int:
         """Append one record; returns its physical offset.
+
+        inner_count: messages of the record if it is a whole batch for a batch queue.
 
         The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
         the last ``WritePath.begin``. If it raises, nothing is stored.
@@ -139,6 +157,10 @@ class CommitLog(LogRefusals):
             properties += SEPARATOR
         properties_bytes, topic_field = len(properties) + checksum_bytes, queue.topic_field
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
+        row_flag = queue.row_flag
+        if inner_count:
+            sys_flag |= NEED_UNWRAP | INNER_BATCH
+            row_flag = INNER_BATCH | inner_count << COUNT_SHIFT
         if len(born_host) == 20:
             sys_flag |= BORN_HOST_V6
         head = RECORD_HEADS[sys_flag >> 4 & 3]
@@ -163,14 +185,14 @@ class CommitLog(LogRefusals):
             record += checksum_slot(record)
         ROW.pack_into(
             ring.buffer, (written & ring.mask) * ROW_BYTES, physical_offset, queue_offset,
-            tags_code, now_ms, size, queue.key, properties_bytes, sys_flag,
+            tags_code, now_ms, size, queue.key, properties_bytes, sys_flag & FLAGS_MASK | row_flag,
         )
         # fmt: on
         self._pending.append(record)
         ring.written = written + 1
         self.position = position + size
         if not sys_flag & NO_QUEUE_OFFSET:
-            queue.next_offset += 1
+            queue.next_offset += inner_count or 1
         return physical_offset
 
     def append_each(
@@ -219,7 +241,8 @@ class CommitLog(LogRefusals):
                     record += checksum_slot(record)
                 pack_row(
                     buffer, (written & mask) * ROW_BYTES, physical_offset, queue_offset, code,
-                    now_ms, size, queue.key, properties_bytes, sys_flag,
+                    now_ms, size, queue.key, properties_bytes,
+                    sys_flag & FLAGS_MASK | queue.row_flag,
                 )
                 # fmt: on
                 put(record)
@@ -246,15 +269,9 @@ class CommitLog(LogRefusals):
         Returns the first queue offset (they are consecutive) and the physical offsets.
         Raises as ``append``, CorruptRecord for a malformed or empty batch, and BatchTooLong.
         """
-        if sys_flag & NO_QUEUE_OFFSET:
-            raise CorruptRecord(
-                0, "a batch cannot be part of a transaction: send its messages one by one"
-            )
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         sys_flag |= BORN_HOST_V6 if len(origin.born_host) == 20 else 0
-        items = UniformBatch.of(batch_body, sys_flag, queue) or BatchRecords(
-            batch_body, sys_flag, queue
-        )
+        items = _items(queue, batch_body, sys_flag)
         check(items)
         self._make_room_for_block(items.count, items.total_bytes, len(batch_body))
         queue_offset = queue.next_offset
@@ -265,6 +282,27 @@ class CommitLog(LogRefusals):
         self.position += len(block)
         queue.next_offset += items.count
         return queue_offset, items.physical_offsets
+
+    def append_inner_batch(
+        self,
+        message: PlainMessage,
+        born_host: bytes,
+        check: Callable[[BatchItems], None] = _accept,
+    ) -> tuple[int, int]:
+        """Append a batch to a batch queue, as one record.
+
+        Its messages have the queue offsets from ``queue.next_offset`` on.
+        message: its body is the batch. check: as for ``append_batch``.
+
+        Returns the physical offset and the number of messages. Raises as ``append_batch``.
+        """
+        queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times = message
+        items = _items(queue, body, sys_flag)
+        check(items)
+        properties += b"%s\x01%d\x02" % (INNER_NUM.encode(), items.count)
+        properties += b"%s\x01%d\x02" % (INNER_BASE.encode(), queue.next_offset)
+        message = queue, body, properties, code, flag, sys_flag, born_ms, reconsume_times
+        return self.append(message, born_host, inner_count=items.count), items.count
 
     def append_records(self, records: EncodedRecords) -> tuple[int, int]:
         """Append records that a producer encoded: all of them in one file, or none.

@@ -79,6 +79,7 @@ class EncodedRecords:
         self._fill("store_host", np.void(store_host))
         for name in ("queue_offset", "physical_offset", "store_timestamp", "sys_flag"):
             self._fill(name, rows[name])
+        rows["sys_flag"] |= self.queue.row_flag
         if self.queue.checksum_bytes:
             put_checksums(self._block, start, self._columns.size)
         return self._block

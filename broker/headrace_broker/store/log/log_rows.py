@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace_broker.store.log.batch_units import COUNT_MAX
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, stated_head, walk
 from headrace_broker.store.log.property_columns import PropertyColumns
-from headrace_broker.store.log.ring import ROW_DTYPE, Rows
+from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW_DTYPE, Rows
 from headrace_protocol.java_hash import tags_code_of
-from headrace_protocol.message import DELAY, INNER_BATCH, MAGIC_BLANK, RECORD_BYTES_MIN
+from headrace_protocol.message import DELAY, INNER_BATCH, INNER_NUM, MAGIC_BLANK, RECORD_BYTES_MIN
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ class LogRows:
 
     find_queue: returns the queue of a topic and queue id, created if missing; raises ValueError
     for a topic that cannot be a folder name.
-    batch_topics: topics whose units are inner batches, which no plain ConsumeQueue holds.
     deleted_ends: physical offset below which the records are those of a deleted topic.
     deleted_count: the number of such records so far.
     """
@@ -121,14 +121,12 @@ class LogRows:
     def __init__(
         self,
         find_queue: FindQueue,
-        batch_topics: frozenset[str],
         delay_levels_ms: tuple[int, ...],
         deleted_ends: Mapping[str, int],
     ) -> None:
         self.deleted_count = 0
         self._deleted_ends = {topic.encode(): end for topic, end in deleted_ends.items()}
         self._find_queue = find_queue
-        self._batch_topics = batch_topics
         self._delay_levels_ms = delay_levels_ms
 
     def rows(self, columns: RecordColumns) -> tuple[Rows, dict[int, StoreQueue]]:
@@ -145,11 +143,12 @@ class LogRows:
         rows["queue_key"] = queue_keys
         rows["properties_size"] = columns.properties_bytes
         rows["tags_code"] = _tags_codes(properties)
-        for name in ("physical_offset", "queue_offset", "store_timestamp", "size", "sys_flag"):
+        for name in ("physical_offset", "queue_offset", "store_timestamp", "size"):
             rows[name] = getattr(columns, name)
+        rows["sys_flag"] = columns.sys_flag & FLAGS_MASK
         for queue in queues.values():
-            if queue.topic in self._batch_topics:
-                rows["sys_flag"][queue_keys == queue.key] |= INNER_BATCH
+            if queue.row_flag:
+                _set_counts(rows, np.flatnonzero(queue_keys == queue.key), queue, properties)
             if queue.topic == SCHEDULE_TOPIC:
                 self._set_due_ms(rows, np.flatnonzero(queue_keys == queue.key), properties)
         return rows, queues
@@ -185,6 +184,20 @@ class LogRows:
         levels_ms = np.array(self._delay_levels_ms)
         delays_ms = levels_ms[np.minimum(levels, len(levels_ms)) - 1]
         rows["tags_code"][numbers] = rows["store_timestamp"][numbers] + delays_ms
+
+
+def _set_counts(rows: Rows, numbers: Array, queue: StoreQueue, properties: list[bytes]) -> None:
+    """Put the count of messages into rows of a batch queue; 0 where a batch states none."""
+    flags = rows["sys_flag"][numbers] | queue.row_flag
+    is_inner = rows["sys_flag"][numbers] & INNER_BATCH != 0
+    if is_inner.any():
+        columns = PropertyColumns([properties[number] for number in numbers[is_inner].tolist()])
+        found = columns.find(INNER_NUM.encode())
+        counts = np.zeros(int(is_inner.sum()), np.int64)
+        counts[found.records] = columns.integers(found, 0)
+        counts[(counts < 0) | (counts > COUNT_MAX)] = 0
+        flags[is_inner] = rows["sys_flag"][numbers[is_inner]] | counts << COUNT_SHIFT
+    rows["sys_flag"][numbers] = flags
 
 
 def _tags_codes(properties: list[bytes]) -> list[int] | int:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace_broker.store.log.batch_units import make_units
 from headrace_protocol.columns import UNIT_DTYPE
+from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,12 @@ ROW_DTYPE: Final = np.dtype(
         ("sys_flag", "i4"),
     ]
 )
+# The part of a row's sys_flag that is the record's. Rows of batch queues have INNER_BATCH, and in
+# the upper half the count of their messages; with a count of 0 a row gets no unit anywhere.
+FLAGS_MASK: Final = 0xFFFF
+COUNT_SHIFT: Final = 16
+ONE_MESSAGE: Final = INNER_BATCH | 1 << COUNT_SHIFT
+NO_UNIT: Final = INNER_BATCH
 WHOLE_ROW: Final = np.dtype(f"V{ROW_BYTES}")
 Rows = npt.NDArray[Any]
 RUN_ROWS_MIN: Final = 16
@@ -44,6 +52,14 @@ PRESSURE_PERCENT: Final = 80
 def select(rows: Rows, is_wanted: npt.NDArray[np.bool_]) -> Rows:
     """The wanted rows; ten times as fast as indexing by the mask, which copies field by field."""
     return rows if is_wanted.all() else rows.take(np.flatnonzero(is_wanted))
+
+
+def message_counts(sys_flags: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The number of messages of each row, by its sys_flag; 0 for a row without a unit."""
+    is_batch = sys_flags & INNER_BATCH != 0
+    counts = np.where(is_batch, sys_flags >> COUNT_SHIFT, 1)
+    # PREPARED and ROLLBACK records, which share this bit, have no unit.
+    return np.where(sys_flags & TRANSACTION_PREPARED != 0, 0, counts)
 
 
 class Run(NamedTuple):
@@ -218,6 +234,18 @@ class Ring:
         if free * 100 > self.row_count * (100 - PRESSURE_PERCENT):
             return None
         return self.slow_taker()
+
+
+def batch_units_of(rows: Rows) -> Rows:
+    """The units of rows of batch queues."""
+    return make_units(
+        rows["physical_offset"],
+        rows["size"],
+        rows["tags_code"],
+        rows["store_timestamp"],
+        rows["queue_offset"],
+        message_counts(rows["sys_flag"]),
+    )
 
 
 def units_of(rows: Rows) -> Rows:

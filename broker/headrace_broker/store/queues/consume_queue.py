@@ -7,7 +7,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,16 @@ class ConsumeQueue:
     It goes to ``position`` in ``map``; disk blocks are allocated up to ``room_end``. The dispatcher
     writes there directly while there is room and calls ``put`` or ``put_block`` for everything
     else, which is everything while ``map`` is None.
+
+    A unit's number is its place in the files; here it is its queue offset, too. A
+    ``BatchConsumeQueue`` has other units, which may stand for many messages.
     """
+
+    folder: ClassVar = "consumequeue"
+    size_setting: ClassVar = "consume_queue_file_bytes"
+    unit_dtype: ClassVar = UNIT_DTYPE
+    unit_bytes: ClassVar = UNIT_BYTES
+    is_batch: ClassVar = False
 
     __slots__ = (
         "_floor",
@@ -64,7 +73,7 @@ class ConsumeQueue:
 
     def __init__(self, directory: Path, file_bytes: int, fs: Files) -> None:
         """directory: ``consumequeue/TOPIC/QUEUE_ID``, created with the first unit."""
-        self.files = MappedFileQueue(directory, file_bytes, fs, "consume_queue_file_bytes")
+        self.files = MappedFileQueue(directory, file_bytes, fs, self.size_setting)
         self.file: MappedFile | None = None
         self.map: mmap.mmap | None = None
         self.position = self.room_end = 0
@@ -108,8 +117,8 @@ class ConsumeQueue:
             return len(units)
         self._make_room()
         assert self.map is not None
-        count = min(len(units), (self.room_end - self.position) // UNIT_BYTES)
-        end = self.position + count * UNIT_BYTES
+        count = min(len(units), (self.room_end - self.position) // self.unit_bytes)
+        end = self.position + count * self.unit_bytes
         self.map[self.position : end] = units[:count].tobytes()
         self.position = end
         self.max_offset += count
@@ -135,19 +144,20 @@ class ConsumeQueue:
             self.put_block(np.repeat(blank, min(queue_offset - self.max_offset, 4096)))
 
     def _make_room(self) -> None:
-        if self.position + UNIT_BYTES <= self.room_end:
+        unit_bytes = self.unit_bytes
+        if self.position + unit_bytes <= self.room_end:
             return
         if self.map is None and self.file is not None:
             self._map_for_writing(self.file)
-            if self.position + UNIT_BYTES <= self.room_end:
+            if self.position + unit_bytes <= self.room_end:
                 return
         if self.file is None or self.position == self.files.file_bytes:
-            start = self.max_offset * UNIT_BYTES
+            start = self.end_number * unit_bytes
             # Most queues stay small: the first step is one page.
             first_bytes = min(mmap.PAGESIZE, self.files.file_bytes)
             self._write_to(self.files.add(start, first_bytes), 0)
         else:
-            end = self.position + UNIT_BYTES
+            end = self.position + unit_bytes
             step = ALLOCATE_STEP_BYTES if end > mmap.PAGESIZE else mmap.PAGESIZE
             self.file.allocate(self.position, end, step)
         assert self.file is not None
@@ -157,11 +167,11 @@ class ConsumeQueue:
         if self.map is None:
             self.files.fs.map_budget.mapped(self)
         self.map = file.map
-        self.room_end = file.allocated_bytes - file.allocated_bytes % UNIT_BYTES
+        self.room_end = file.allocated_bytes - file.allocated_bytes % self.unit_bytes
 
     def loaded(self) -> None:
         """End the start: all units that existed when the store was opened are loaded."""
-        self.started_at = self.max_offset
+        self.started_at = self.end_number
         self.unmap()
 
     def unmap(self) -> None:
@@ -190,11 +200,11 @@ class ConsumeQueue:
         self.files.load(is_clean=is_clean)
         files = self.files.files
         if is_clean and files:
-            self._write_to(files[-1], self._used_units(files[-1]) * UNIT_BYTES)
-            self.max_offset = (files[-1].start_offset + self.position) // UNIT_BYTES
+            self._write_to(files[-1], self._used_units(files[-1]) * self.unit_bytes)
+            self._note_end((files[-1].start_offset + self.position) // self.unit_bytes)
         elif files:
             self._end_at(self._unbroken_end(files[self._first_unproven(durable_below) :]))
-        self.flushed_offset = self.max_offset
+        self.flushed_offset = self.end_number
 
     def _first_unproven(self, durable_below: int) -> int:
         files = self.files.files
@@ -218,54 +228,56 @@ class ConsumeQueue:
                 raise StoreDamaged(file.path, 0, end)
         return self.last_physical_offset
 
-    @staticmethod
-    def _used_units(file: MappedFile) -> int:
+    def _used_units(self, file: MappedFile) -> int:
         """Count the units; gallops from the start, since most queues have a single page."""
-        head = file.pread(0, mmap.PAGESIZE)
+        head, unit_bytes = file.pread(0, mmap.PAGESIZE), self.unit_bytes
 
         def is_used(number: int) -> bool:
-            at = number * UNIT_BYTES
+            at = number * unit_bytes
             data = head[at : at + UNIT_BYTES]
             if len(data) < UNIT_BYTES:
                 data = file.pread(at, UNIT_BYTES)
             size: int = UNIT.unpack(data)[1]
             return size > 0
 
-        return gallop(0, file.file_bytes // UNIT_BYTES, is_used)
+        return gallop(0, file.file_bytes // unit_bytes, is_used)
 
-    @staticmethod
-    def _unbroken_end(files: list[MappedFile]) -> int:
-        """The first queue offset whose unit is missing or torn between two disk sectors.
+    def _unbroken_end(self, files: list[MappedFile]) -> int:
+        """Number of the first unit that is missing or torn between two disk sectors.
 
         A torn unit that passes for a whole one has the new size, but a physical offset of 0 or
         without its upper half, so it breaks the ascending order.
         """
-        before = 0
+        before, unit_bytes = 0, self.unit_bytes
         for file in files:
-            end = file.data_end() // UNIT_BYTES * UNIT_BYTES
-            units = np.frombuffer(file.pread(0, end), UNIT_DTYPE)
+            end = file.data_end() // unit_bytes * unit_bytes
+            units = np.frombuffer(file.pread(0, end), self.unit_dtype)
             targets = units["physical_offset"].astype(np.int64)
             is_ascending = np.diff(targets, prepend=before) >= 0
-            used = is_ascending & (units["size"] > 0)
+            used = is_ascending & self._are_whole(units)
             count = len(used) if used.all() else int(used.argmin())
-            if count < file.file_bytes // UNIT_BYTES:
-                return file.start_offset // UNIT_BYTES + count
+            if count < file.file_bytes // unit_bytes:
+                return file.start_offset // unit_bytes + count
             before = targets[-1]
-        return files[-1].end_offset // UNIT_BYTES
+        return files[-1].end_offset // unit_bytes
+
+    def _are_whole(self, units: Units) -> Units:
+        is_used: Units = units["size"] > 0
+        return is_used
 
     def truncate(self, queue_offset: int) -> None:
-        """Remove the units from ``queue_offset`` on."""
-        if queue_offset >= self.max_offset:
-            return
-        self._end_at(max(queue_offset, self.files.min_offset // UNIT_BYTES))
+        """Remove the messages from ``queue_offset`` on; of a batch all or none."""
+        self._truncate_at(self.number_of(queue_offset))
 
-    def _end_at(self, queue_offset: int) -> None:
-        self.max_offset = queue_offset
-        self.flushed_offset = min(self.flushed_offset, queue_offset)
-        self._floor = min(self._floor, queue_offset)
+    def _truncate_at(self, number: int) -> None:
+        if number < self.end_number:
+            self._end_at(max(number, self.files.min_offset // self.unit_bytes))
+
+    def _end_at(self, number: int) -> None:
+        self.flushed_offset = min(self.flushed_offset, number)
         self._log_min_seen = -1
         self.min_offset_seen = 0
-        end = queue_offset * UNIT_BYTES
+        end = number * self.unit_bytes
         self.files.delete_from(end)
         self.file = self.map = None
         self.position = self.room_end = 0
@@ -278,23 +290,36 @@ class ConsumeQueue:
             if last.has_data(position):
                 last.clear_from(position)
                 self.is_cut = True
+        self._note_end(number)
+        self._floor = min(self._floor, self.max_offset)
+
+    def _note_end(self, number: int) -> None:
+        self.max_offset = number
 
     def truncate_from_physical(self, physical_offset: int) -> None:
         """Remove the units that point at or past ``physical_offset``."""
-        self.truncate(self.first_at_or_after(physical_offset))
+        self._truncate_at(self._first_number_at(physical_offset))
 
     def search_cold(self, physical_offset: int) -> Callable[[], int]:
-        """``first_at_or_after`` as a function for any thread; it reads the disk, raises OSError."""
-        target_of = ColdFiles(self.files).physical_offset
+        """A function for any thread: the number of the first unit at or past ``physical_offset``.
+
+        It reads the disk. Raises OSError.
+        """
+        target_of = self.cold_files().physical_offset
         # A minimum set by the floor says nothing about the log.
         known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
-        low = max(self.first_offset, known)
-        return partial(_first_at, target_of, physical_offset, low, self.max_offset)
+        low = max(self.first_number, self.number_of(known))
+        return partial(_first_at, target_of, physical_offset, low, self.end_number)
 
-    def detach_before(self, queue_offset: int) -> list[MappedFile]:
-        """Detach the files that end at or before ``queue_offset``, whose records left the log."""
-        self.min_offset_seen = max(self.min_offset_seen, min(queue_offset, self.max_offset))
-        end = queue_offset * UNIT_BYTES
+    def cold_files(self) -> ColdFiles:
+        """The units for reads in any thread."""
+        return ColdFiles(self.files, self.unit_dtype)
+
+    def detach_before(self, number: int) -> list[MappedFile]:
+        """Detach the files that end at or before a unit; the records of those left the log."""
+        first = self.offset_of(min(number, self.end_number))
+        self.min_offset_seen = max(self.min_offset_seen, first)
+        end = number * self.unit_bytes
         return self.files.detach_first(
             sum(file.end_offset <= end for file in self.files.files[:-1])
         )
@@ -334,13 +359,13 @@ class ConsumeQueue:
 
     def dirty_bytes(self) -> int:
         """Bytes written since the last flush began."""
-        return (self.max_offset - self.flushed_offset) * UNIT_BYTES
+        return (self.end_number - self.flushed_offset) * self.unit_bytes
 
     def start_flush(self) -> Callable[[], None]:
         """The function by which a thread brings all units so far to disk."""
-        first = self.files.find(self.flushed_offset * UNIT_BYTES)
+        first = self.files.find(self.flushed_offset * self.unit_bytes)
         files = self.files.files[self.files.files.index(first) :] if first else []
-        self.flushed_offset = self.max_offset
+        self.flushed_offset = self.end_number
         self.is_cut = False
 
         def flush() -> None:
@@ -349,18 +374,39 @@ class ConsumeQueue:
 
         return flush
 
+    # --- numbers of units ------------------------------------------------------------------
+
+    @property
+    def end_number(self) -> int:
+        """One past the number of the newest unit."""
+        return self.max_offset
+
+    @property
+    def first_number(self) -> int:
+        """Number of the oldest unit on disk, even if its record has left the log."""
+        return self.files.min_offset // self.unit_bytes if self.files.files else self.end_number
+
+    def number_of(self, queue_offset: int) -> int:
+        """Number of the unit with a message, or of the first unit past it."""
+        return queue_offset
+
+    def offset_of(self, number: int) -> int:
+        """Queue offset of a unit's first message; ``max_offset`` for ``end_number``."""
+        return number
+
     # --- reading ---------------------------------------------------------------------------
 
-    def units_view(self, queue_offset: int, count_max: int) -> memoryview:
-        """Units from ``queue_offset`` on as raw bytes; the end of a file returns fewer."""
-        start = queue_offset * UNIT_BYTES
+    def units_view(self, number: int, count_max: int) -> memoryview:
+        """Units from ``number`` on as raw bytes; the end of a file returns fewer."""
+        unit_bytes = self.unit_bytes
+        start = number * unit_bytes
         file = self.files.find(start)
-        count = min(count_max, self.max_offset - queue_offset)
+        count = min(count_max, self.end_number - number)
         if file is None or count <= 0:
             return memoryview(b"")
         view = self.view_of(file)
         position = start - file.start_offset
-        end = min(position + count * UNIT_BYTES, file.file_bytes)
+        end = min(position + count * unit_bytes, file.file_bytes)
         if file.seal is not None:
             file.require(position, end)
         return view[position:end]
@@ -372,21 +418,25 @@ class ConsumeQueue:
         return file.view
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
-        """Physical offset, size and tags code of one unit, which must exist."""
-        physical_offset, size, tags_code = UNIT.unpack(self.units_view(queue_offset, 1))
+        """Physical offset, size and tags code of the unit with a message, which must exist."""
+        return self.head_of(self.number_of(queue_offset))
+
+    def head_of(self, number: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of a unit, which must exist."""
+        physical_offset, size, tags_code = UNIT.unpack_from(self.units_view(number, 1))
         return physical_offset, size, tags_code
 
     @property
     def last_physical_offset(self) -> int:
         """Physical offset in the newest unit; -1 without units."""
-        if self.max_offset * UNIT_BYTES <= self.files.min_offset or not self.files.files:
+        if self.end_number * self.unit_bytes <= self.files.min_offset or not self.files.files:
             return -1
-        return self.unit(self.max_offset - 1)[0]
+        return self.head_of(self.end_number - 1)[0]
 
     @property
     def first_offset(self) -> int:
         """Queue offset of the oldest unit on disk, even if its record has left the log."""
-        return self.files.min_offset // UNIT_BYTES if self.files.files else self.max_offset
+        return self.offset_of(self.first_number)
 
     def min_offset(self, log_min_offset: int, read: ReadUnits = units_view) -> int:
         """Queue offset of the oldest unit at or above the floor whose record is in the log.
@@ -395,35 +445,39 @@ class ConsumeQueue:
         """
         if self._log_min_seen != log_min_offset:
             found = self._skip_blank(self._first_kept(log_min_offset, read), read)
-            self.min_offset_seen = max(found, self._floor)
+            self.min_offset_seen = max(self.offset_of(found), self._floor)
             # Not cached for an empty queue: the next unit may be its first one.
             is_empty = self.min_offset_seen >= self.max_offset
             self._log_min_seen = -1 if is_empty else log_min_offset
         return self.min_offset_seen
 
     def _first_kept(self, log_min_offset: int, read: ReadUnits) -> int:
-        def physical_offset_of(queue_offset: int) -> int:
-            return int(UNIT.unpack(read(self, queue_offset, 1))[0])
+        def physical_offset_of(number: int) -> int:
+            return int(UNIT.unpack_from(read(self, number, 1))[0])
 
-        low = max(self.first_offset, self.min_offset_seen)
-        return _first_at(physical_offset_of, log_min_offset, low, self.max_offset)
+        low = max(self.first_number, self.number_of(self.min_offset_seen))
+        return _first_at(physical_offset_of, log_min_offset, low, self.end_number)
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """Queue offset of the first unit at or past ``physical_offset``; ``max_offset`` if none."""
+        return self.offset_of(self._first_number_at(physical_offset))
+
+    def _first_number_at(self, physical_offset: int) -> int:
         return _first_at(
-            lambda queue_offset: self.unit(queue_offset)[0],
+            lambda number: self.head_of(number)[0],
             physical_offset,
-            self.first_offset,
-            self.max_offset,
+            self.first_number,
+            self.end_number,
         )
 
-    def _skip_blank(self, queue_offset: int, read: ReadUnits) -> int:
-        while queue_offset < self.max_offset:
-            for _, size, _ in UNIT.iter_unpack(read(self, queue_offset, BLANK_UNITS)):
-                if size != BLANK_SIZE:
-                    return queue_offset
-                queue_offset += 1
-        return queue_offset
+    def _skip_blank(self, number: int, read: ReadUnits) -> int:
+        while number < self.end_number:
+            units = np.frombuffer(read(self, number, BLANK_UNITS), self.unit_dtype)
+            is_there = units["size"] != BLANK_SIZE
+            if is_there.any():
+                return number + int(is_there.argmax())
+            number += len(units)
+        return number
 
 
 def _first_at(

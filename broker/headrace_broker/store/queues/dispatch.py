@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace_broker.store.log.ring import ROW, ROW_BYTES, Ring, Rows, select, units_of
+from headrace_broker.store.log.ring import (
+    ROW,
+    ROW_BYTES,
+    Ring,
+    Rows,
+    batch_units_of,
+    message_counts,
+    select,
+    units_of,
+)
 from headrace_broker.store.log.takers import Taker, TakerFlush
+from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
 from headrace_broker.store.queues.consume_queue import UNIT, UNIT_BYTES, Units
 from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
 
@@ -21,7 +31,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.queues.deletions import Deletions
     from headrace_broker.store.store_queue import StoreQueue
 
-# PREPARED and ROLLBACK records (they share this bit) and inner batches have no unit of their own.
+# PREPARED and ROLLBACK records (they share this bit) have no unit, and rows of batch queues have
+# one of another kind.
 NOT_QUEUED: Final = TRANSACTION_PREPARED | INNER_BATCH
 BLOCK_ROWS: Final = 96
 # Bounds the sorting that is wasted when too many queues are new; larger blocks save nothing.
@@ -119,7 +130,7 @@ class Dispatcher(Taker):
         """Returns False if the run is not next in its queue, or needs one new file too many."""
         queue = self.queues[run.queue_key]
         consume_queue = queue.consume_queue
-        if run.queue_offset != consume_queue.max_offset:
+        if run.queue_offset != consume_queue.max_offset or consume_queue.is_batch:
             return False
         if consume_queue.file is None:
             if self._new_files == self.new_files_max:
@@ -218,6 +229,11 @@ class Dispatcher(Taker):
         for number, row in enumerate(rows):
             physical_offset, queue_offset, tags_code, _, size, queue_key, _, sys_flag = row
             if sys_flag & NOT_QUEUED:
+                start = waiting.start + number
+                if sys_flag & INNER_BATCH and not self._put_block(
+                    self.ring.rows[start : start + 1]
+                ):
+                    return number
                 continue
             queue = queues[queue_key]
             consume_queue = queue.consume_queue
@@ -240,7 +256,8 @@ class Dispatcher(Taker):
 
         Returns False, and writes nothing, if too many queues need their first file.
         """
-        rows = select(rows, rows["sys_flag"] & NOT_QUEUED == 0)
+        if (rows["sys_flag"] & NOT_QUEUED).any():
+            rows = select(rows, message_counts(rows["sys_flag"]) > 0)
         if not len(rows):
             return True
         keys = rows["queue_key"]
@@ -260,11 +277,13 @@ class Dispatcher(Taker):
             return False
         self._new_files += new_files
         for queue, start, end in zip(queues, starts, [*starts[1:], len(rows)], strict=True):
-            first = int(queue_offsets[start])
-            if is_unbroken and first == queue.consume_queue.max_offset:
-                _put_consecutive(queue.consume_queue, units[start:end])
+            first, consume_queue = int(queue_offsets[start]), queue.consume_queue
+            if isinstance(consume_queue, BatchConsumeQueue):
+                consume_queue.put_units(batch_units_of(rows[start:end]))
+            elif is_unbroken and first == consume_queue.max_offset:
+                _put_consecutive(consume_queue, units[start:end])
             else:
-                _put_units(queue.consume_queue, queue_offsets[start:end].tolist(), units[start:end])
+                _put_units(consume_queue, queue_offsets[start:end].tolist(), units[start:end])
             self.touched[queue] = None
         return True
 

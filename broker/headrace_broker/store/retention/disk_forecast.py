@@ -6,12 +6,12 @@ import math
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.retention.growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
+    from headrace_broker.store.files.cold_files import ColdFiles
     from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.log.commit_log import CommitLog
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
@@ -93,8 +93,8 @@ class DiskForecast:
                     consume_queue = some[queue_id].consume_queue
                     first = self._first_visible(consume_queue, queue_offset)
                     if first < consume_queue.max_offset:
-                        units = ColdFiles(consume_queue.files)
-                        self._candidates.append((units, first, topic, queue_id, group))
+                        units, number = consume_queue.cold_files(), consume_queue.number_of(first)
+                        self._candidates.append((units, number, topic, queue_id, group))
                 yield
 
     def _first_visible(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
@@ -109,8 +109,8 @@ class DiskForecast:
         left_out: topics whose records don't count.
         """
         found = (
-            UnconsumedRecord(units.physical_offset(first), topic, queue_id, group)
-            for units, first, topic, queue_id, group in self._candidates
+            UnconsumedRecord(units.physical_offset(number), topic, queue_id, group)
+            for units, number, topic, queue_id, group in self._candidates
             if topic not in left_out
         )
         # -1: the queue was deleted since the scan, so nothing is left to consume.

@@ -31,10 +31,10 @@ class TopicLimit(NamedTuple):
 
 
 class QueueView(NamedTuple):
-    """A queue's files and offsets for use in a thread.
+    """A queue's files and numbers of its units for use in a thread.
 
-    first: the oldest visible queue offset. end: everything from there on must be kept.
-    max_offset: the queue's end.
+    first: the oldest visible unit. end: everything from there on must be kept.
+    max_offset: one past the newest unit.
     """
 
     queue_id: int

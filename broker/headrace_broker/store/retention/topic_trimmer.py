@@ -73,13 +73,19 @@ class TopicTrimmer:
             self._scans.append(_TopicScan(queues, views, limit, self._counted[topic]))
 
     def _view(self, queue: StoreQueue, unconsumed: tuple[int, str] | None) -> QueueView:
-        consume_queue = queue.consume_queue
-        first, end = consume_queue.min_offset(self._commit_log.min_offset), consume_queue.max_offset
-        kept_from = end if unconsumed is None else min(max(unconsumed[0], first), end)
-        return QueueView(queue.queue_id, ColdFiles(consume_queue.files), first, kept_from, end)
+        consume_queue, number_of = queue.consume_queue, queue.consume_queue.number_of
+        first = number_of(consume_queue.min_offset(self._commit_log.min_offset))
+        end = consume_queue.end_number
+        kept_from = end
+        if unconsumed is not None:
+            kept_from = min(max(number_of(unconsumed[0]), first), end)
+        return QueueView(queue.queue_id, consume_queue.cold_files(), first, kept_from, end)
 
     def find(self, now_ms: int) -> list[dict[int, Position]]:
-        """The floors that rise, by queue id, one dict per topic scanned. Raises OSError."""
+        """The floors that rise, by queue id, one dict per topic scanned. Raises OSError.
+
+        Their offsets are numbers of units.
+        """
         return [self._rising(scan, now_ms) for scan in self._scans]
 
     def _rising(self, scan: _TopicScan, now_ms: int) -> dict[int, Position]:
@@ -96,8 +102,9 @@ class TopicTrimmer:
         for scan, floors in zip(self._scans, floors_of_topics, strict=True):
             for queue_id, floor in floors.items():
                 queue = scan.queues[queue_id]
-                queue.consume_queue.raise_floor(floor.queue_offset)
-                self._saved.note(queue, floor)
+                first = queue.consume_queue.offset_of(floor.queue_offset)
+                queue.consume_queue.raise_floor(first)
+                self._saved.note(queue, floor._replace(queue_offset=first))
 
     def save(self) -> None:
         """Save the floors for the next start. Raises OSError."""

@@ -84,6 +84,7 @@ class WritePath:
         self.append = commit_log.append
         self.append_each = commit_log.append_each
         self.append_batch = commit_log.append_batch
+        self.append_inner_batch = commit_log.append_inner_batch
         self.commit = commit_log.write_out
         self.pressure = self._ring.pressure
 

@@ -1,0 +1,117 @@
+"""BatchConsumeQueue: the ConsumeQueue of a topic with ``queue.type=BatchCQ``.
+
+A unit stands for a record with one or more messages, and states the queue offset of the first. So
+a unit's number is not its queue offset; a search finds it. Queue offsets may have gaps.
+Source: docs/store-format.md "Batch unit".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from headrace_broker.store.log.batch_units import (
+    BATCH_UNIT,
+    BATCH_UNIT_BYTES,
+    BATCH_UNIT_DTYPE,
+    used_mask,
+)
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace_broker.store.files.filesystem import Files
+    from headrace_broker.store.queues.consume_queue import Units
+
+
+class BatchConsumeQueue(ConsumeQueue):
+    """Units of 46 bytes. ``flushed_offset`` and ``started_at`` are numbers of units.
+
+    The dispatcher writes with ``put_units`` only.
+    """
+
+    folder: ClassVar = "batchconsumequeue"
+    size_setting: ClassVar = "batch_queue_file_bytes"
+    unit_dtype: ClassVar = BATCH_UNIT_DTYPE
+    unit_bytes: ClassVar = BATCH_UNIT_BYTES
+    is_batch: ClassVar = True
+
+    __slots__ = ("_end_number",)
+
+    def __init__(self, directory: Path, file_bytes: int, fs: Files) -> None:
+        """directory: ``batchconsumequeue/TOPIC/QUEUE_ID``, created with the first unit."""
+        super().__init__(directory, file_bytes, fs)
+        self._end_number = 0
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def put_units(self, units: Units) -> None:
+        """Add units in log order; those that are there already are skipped.
+
+        Raises OSError on a full disk.
+        """
+        starts = units["queue_offset"].astype(np.int64)
+        ends = starts + units["count"]
+        if starts[0] >= self.max_offset and (starts[1:] >= ends[:-1]).all():
+            self._put_all(units)
+            return
+        for number in range(len(units)):
+            start, physical_offset = int(starts[number]), int(units["physical_offset"][number])
+            if start >= self.max_offset or self._reset_if_recreated(start, physical_offset):
+                self._put_all(units[number : number + 1])
+
+    def _put_all(self, units: Units) -> None:
+        put_count = 0
+        while put_count < len(units):
+            put_count += self.put_block(units[put_count:])
+
+    def put_block(self, units: Units) -> int:
+        """As ``ConsumeQueue.put_block``."""
+        count = super().put_block(units)
+        if not self._is_deleted:
+            self._end_number += count
+            last = units[count - 1]
+            self.max_offset = int(last["queue_offset"]) + int(last["count"])
+        return count
+
+    def _are_whole(self, units: Units) -> Units:
+        return used_mask(units)
+
+    def _note_end(self, number: int) -> None:
+        self._end_number, self.max_offset = number, 0
+        if number > self.first_number:
+            *_, queue_offset, count = self._unit_at(number - 1)
+            self.max_offset = queue_offset + count
+
+    def delete(self) -> None:
+        """As ``ConsumeQueue.delete``."""
+        super().delete()
+        self._end_number = 0
+
+    # --- numbers of units ------------------------------------------------------------------
+
+    @property
+    def end_number(self) -> int:
+        """One past the number of the newest unit."""
+        return self._end_number
+
+    def number_of(self, queue_offset: int) -> int:
+        """Number of the unit with a message, or of the first unit past it."""
+        first, end = self.first_number, self._end_number
+        if queue_offset >= self.max_offset or first == end:
+            return end
+        number = bisect_right(range(first, end), queue_offset, key=self.offset_of) - 1 + first
+        if number < first:
+            return first
+        *_, start, count = self._unit_at(number)
+        return number if queue_offset < start + count else number + 1
+
+    def offset_of(self, number: int) -> int:
+        """Queue offset of a unit's first message; ``max_offset`` for ``end_number``."""
+        return self._unit_at(number)[4] if number < self._end_number else self.max_offset
+
+    def _unit_at(self, number: int) -> tuple[int, int, int, int, int, int]:
+        return BATCH_UNIT.unpack(self.units_view(number, 1))
