@@ -44,6 +44,12 @@ class BatchItems:
         self.properties_bytes = self._values(_SHORT, self._properties_at)
         self._require(self.properties_bytes == properties_bytes, "properties length")
 
+    @property
+    def properties_starts(self) -> Array:
+        """Where the properties of each item begin, behind their length."""
+        starts: Array = self._properties_at + _SHORT.itemsize
+        return starts
+
     def properties(self) -> list[bytes]:
         """The properties of each item after their length, as in the record."""
         return self._slices(self._properties_at, self.starts + self.sizes)

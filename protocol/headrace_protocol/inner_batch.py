@@ -24,49 +24,49 @@ from headrace_protocol.message import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headrace_protocol.columns import Array, Buffer
     from headrace_protocol.message import StoredMessage
 
 # The count of a batch is a short.
 _ITEMS_MAX: Final = 0x7FFF
 _NUM: Final = INNER_NUM.encode()
+_NO_END: Final = 1 << 63
 
 
-def unwrap(columns: RecordColumns, first_offset: int = 0) -> RecordColumns:
+def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> RecordColumns:
     """Records with one message each: a batch becomes a record per message.
 
-    first_offset: messages of batches below this queue offset are left out. The columns that were
-    given to ``columns`` stay, except for the tags codes.
+    first, end: where there are batches, the queue offsets of wanted messages, without ``end``. A
+    message that comes again, because two reads met in the middle of its batch, is left out.
 
-    Raises CorruptRecord for a batch that is torn, or that has another number of messages than it
-    states.
+    The columns that were given to ``columns`` stay, except for the tags codes. Raises CorruptRecord
+    for a batch that is torn, or that has another number of messages than it states.
     """
     is_inner = columns.sys_flag & INNER_BATCH != 0
     if not is_inner.any():
         return columns
-    columns.check_bodies()
     parts: list[Buffer] = []
-    queue_offsets: list[Array] = []
     counts = np.ones(len(columns), np.int64)
     for number, is_batch in enumerate(is_inner.tolist()):
-        queue_offset = columns.queue_offset[number : number + 1]
+        record = columns.record(number)
         if not is_batch:
-            parts.append(columns.record(number))
-            queue_offsets.append(queue_offset)
+            parts.append(record)
             continue
         try:
-            records, count = _records(decode_record(columns.record(number)))
+            records = _records(decode_record(record))
         except CorruptRecord as error:
             raise CorruptRecord(int(columns.start[number]), error.reason) from None
         parts += records
-        counts[number] = count
-        queue_offsets.append(queue_offset + np.arange(count))
+        counts[number] = len(records)
     found = RecordColumns.from_records(b"".join(parts))
-    found.queue_offset = np.concatenate(queue_offsets)
+    ordinals = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found.queue_offset = np.repeat(columns.queue_offset, counts) + ordinals
     found.physical_offset = np.repeat(columns.physical_offset, counts)
-    if first_offset and found.queue_offset[0] < first_offset:
-        return found.select(np.flatnonzero(found.queue_offset >= first_offset))
-    return found
+    before = np.maximum.accumulate(np.append(first - 1, found.queue_offset[:-1]))
+    is_wanted = (found.queue_offset > before) & (found.queue_offset < end)
+    return found if is_wanted.all() else found.select(np.flatnonzero(is_wanted))
 
 
 def unwrap_record(record: Buffer) -> list[bytes]:
@@ -75,14 +75,38 @@ def unwrap_record(record: Buffer) -> list[bytes]:
     Raises CorruptRecord as ``unwrap``.
     """
     message = decode_record(record)
-    if not message.sys_flag & INNER_BATCH:
-        return [bytes(record)]
-    parts, count = _records(message)
-    return [b"".join(parts[4 * number : 4 * number + 4]) for number in range(count)]
+    return _records(message) if message.sys_flag & INNER_BATCH else [bytes(record)]
 
 
-def _records(batch: StoredMessage) -> tuple[list[bytes], int]:
-    """Four parts of each message's record, and the number of messages."""
+def unwrap_messages(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+    """Messages with those of batches in place of these. Raises CorruptRecord as ``unwrap``."""
+    found: list[StoredMessage] = []
+    for message in messages:
+        is_batch = message.sys_flag & INNER_BATCH
+        found += map(decode_record, _records(message)) if is_batch else [message]
+    return found
+
+
+def properties_in(record: Buffer) -> tuple[Array, Array]:
+    """Start in a batch's record, and size, of the properties of each message that has some.
+
+    Nothing for a batch that is compressed or damaged.
+    """
+    nothing = np.zeros(0, np.int64)
+    columns = RecordColumns.from_records(record)
+    if columns.sys_flag[0] & COMPRESSED:
+        return nothing, nothing
+    try:
+        items = BatchItems(columns.stored_bodies()[0], _ITEMS_MAX)
+    except CorruptRecord:
+        return nothing, nothing
+    starts = items.properties_starts + columns.body_start[0]
+    has_some = np.flatnonzero(items.properties_bytes)
+    return starts[has_some], items.properties_bytes[has_some]
+
+
+def _records(batch: StoredMessage) -> list[bytes]:
+    """The record of each message."""
     items = BatchItems(batch.body, _ITEMS_MAX)
     stated = property_number(batch.raw_properties, _NUM, 0)
     if stated != items.count:
@@ -90,11 +114,8 @@ def _records(batch: StoredMessage) -> tuple[list[bytes], int]:
     _, field = topic_field(batch.topic)
     bodies = items.bodies()
     heads = _heads(batch, items, bodies, len(field))
-    parts = [field] * (4 * items.count)
-    parts[0::4] = heads.view(f"V{heads.itemsize}").tolist()
-    parts[1::4] = bodies
-    parts[3::4] = items.properties()
-    return parts, items.count
+    parts = zip(heads.view(f"V{heads.itemsize}").tolist(), bodies, items.properties(), strict=True)
+    return [b"".join((head, body, field, properties)) for head, body, properties in parts]
 
 
 def _heads(batch: StoredMessage, items: BatchItems, bodies: list[bytes], topic_bytes: int) -> Array:

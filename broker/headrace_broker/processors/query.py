@@ -25,6 +25,7 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
+from headrace_protocol.inner_batch import unwrap_record
 from headrace_protocol.message import REAL_TOPIC, decode_record
 from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
@@ -91,12 +92,15 @@ class QueryProcessor:
         header = request.header(QueryMessageHeader)
         if header.waiting:
             return await self._query_waiting(header)
-        query = self._query(header)
+        wanted = _wanted(header, 0)
+        if header.unique_key_query:
+            wanted = wanted._replace(count_max=_UNIQUE_KEY_COUNT_MAX)
+        query = self._store.query_index(wanted)
         while await ready(query.step):
             pass
         read = self._store.commit_log.record_at
         records = [await ready(functools.partial(read, offset)) for offset in query.found]
-        found: list[Buffer] = [record for record in records if record is not None]
+        found = [each for record in records if record for each in wanted.matching(record)]
         for source in self._sources():
             if len(found) >= header.max_num or (header.unique_key_query and found):
                 break
@@ -138,12 +142,6 @@ class QueryProcessor:
             if due_ms is not None:
                 found.setdefault(message.message_id, _Waiting(offset, record, due_ms))
 
-    def _query(self, header: QueryMessageHeader) -> KeyQuery:
-        wanted = _wanted(header, 0)
-        if header.unique_key_query:
-            wanted = wanted._replace(count_max=_UNIQUE_KEY_COUNT_MAX)
-        return self._store.query_index(wanted)
-
     def _index_end(self) -> QueryMessageResponseHeader:
         files = self._store.index_files.files
         if not files:  # all have expired, and the messages were found without them
@@ -157,7 +155,7 @@ class QueryProcessor:
         )
 
     async def view_message(self, request: Request) -> Reply:
-        """VIEW_MESSAGE_BY_ID: the record at a physical offset."""
+        """VIEW_MESSAGE_BY_ID: the record at a physical offset; of a batch those of its messages."""
         header = request.header(ViewMessageHeader)
         physical_offset = header.offset
         record = await ready(functools.partial(self._store.message_at, physical_offset))
@@ -169,7 +167,7 @@ class QueryProcessor:
                 "whose record has expired is found by its key, or by its queue and queue offset",
             )
         check_readable(request, record)
-        return Reply(body=(record,))
+        return Reply(body=tuple(unwrap_record(record)))
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
         """True for the id of a message that has been copied out of the log."""

@@ -18,8 +18,16 @@ from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
+from headrace_protocol.inner_batch import unwrap_messages
 from headrace_protocol.java_hash import tags_code_of
-from headrace_protocol.message import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT, decode_record
+from headrace_protocol.message import (
+    DELAY,
+    INNER_BATCH,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    WAIT,
+    decode_record,
+)
 from headrace_protocol.rights.late import READ, real_topic
 from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
@@ -107,7 +115,7 @@ class SendBackProcessor:
         A consumer names the topic that the message was first sent to, without its namespace.
         """
         record = self._store.message_at(header.offset)
-        stored = decode_record(record) if record is not None else None
+        stored = _one_of(decode_record(record), header) if record is not None else None
         if stored is not None:
             wanted = header.origin_topic
             names = (stored.topic, stored.properties.get(RETRY_TOPIC, stored.topic))
@@ -156,6 +164,14 @@ class SendBackProcessor:
                 stored.born_host,
             )
         )
+
+
+def _one_of(stored: StoredMessage, header: ConsumerSendMsgBackHeader) -> StoredMessage | None:
+    """The message of a record that a consumer means: of a batch the one with its id."""
+    if not stored.sys_flag & INNER_BATCH:
+        return stored
+    wanted = header.origin_msg_id
+    return next((each for each in unwrap_messages([stored]) if each.message_id == wanted), None)
 
 
 def _times_max(

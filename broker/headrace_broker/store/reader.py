@@ -9,8 +9,9 @@ from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.inner_batch import unwrap_messages
 from headrace_protocol.java_hash import index_key_hash
-from headrace_protocol.message import TAGS, UNIQ_KEY, decode_record
+from headrace_protocol.message import INNER_BATCH, TAGS, UNIQ_KEY, decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,16 +53,37 @@ class WantedMessages(NamedTuple):
         return TAGS_MARK + self.key if self.index_type == "T" else self.key
 
     def matches(self, message: StoredMessage) -> bool:
-        """True if a message has topic and key, and is not too new."""
+        """True if a record has topic and key, or a message of its batch has, and is not too new."""
         if message.store_timestamp > self.end_ms or message.topic != self.topic:
             return False
-        return self._has_key(message) and self.accepts(message)
+        has_key = self._has_key(message) or any(map(self._has_key, _inner_messages(message)))
+        return has_key and self.accepts(message)
+
+    def matching(self, record: Buffer) -> list[Buffer]:
+        """The record of a match; of a batch the records of its messages that have the key.
+
+        All of them if the batch itself has the key, such as the id that its producer got.
+        """
+        message = decode_record(record)
+        inner = _inner_messages(message)
+        if not inner:
+            return [record]
+        is_whole = self._has_key(message)
+        return [each.encode() for each in inner if is_whole or self._has_key(each)]
 
     def _has_key(self, message: StoredMessage) -> bool:
         if self.index_type == "T":
             return message.properties.get(TAGS) == self.key
         is_uniq_key = self.index_type != "K" and message.properties.get(UNIQ_KEY) == self.key
         return is_uniq_key or (self.index_type != "U" and self.key in message.keys)
+
+
+def _inner_messages(message: StoredMessage) -> list[StoredMessage]:
+    """The messages of a batch that is one record; empty for any other, or if it is damaged."""
+    try:
+        return unwrap_messages([message]) if message.sys_flag & INNER_BATCH else []
+    except CorruptRecord:
+        return []
 
 
 class Reader:

@@ -25,7 +25,7 @@ from headrace.whole import require_whole
 from headrace_protocol.bodies import MASTER_ID, ClusterInfo, KVTable
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.departed import ClusterInfoHeader, ForgetBrokerHeader
-from headrace_protocol.message import decode_records
+from headrace_protocol.message import INNER_BATCH, decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -195,7 +195,7 @@ class BrokerRequests(Startable):
         response = await self._instance.request(address, RequestCode.QUERY_MESSAGE, header)
         if response.command.code == ResponseCode.QUERY_NOT_FOUND:
             return []
-        return response.expect().read(decode_records)
+        return response.expect().read(_messages)
 
     async def _is_headrace(self, address: str) -> bool:
         connection = await self._instance.connection(address)
@@ -343,3 +343,13 @@ def _note(what: str, missing: Sequence[MissingPart], problems: list[BrokerProble
 
 def _text(body: memoryview) -> str:
     return str(body, "utf-8")
+
+
+def _messages(body: memoryview) -> list[StoredMessage]:
+    """Messages of records; Apache's broker returns whole batches."""
+    found = decode_records(body)
+    if not any(message.sys_flag & INNER_BATCH for message in found):
+        return found
+    from headrace_protocol.inner_batch import unwrap_messages
+
+    return unwrap_messages(found)

@@ -125,7 +125,7 @@ class Wanted(NamedTuple):
     def result(self, response: Response) -> PullAnswer:
         """Decode a response with its messages. Raises BrokerError, MalformedAnswer."""
         answer = PullAnswer(response)
-        columns = answer.columns()
+        columns = answer.columns(self.queue_offset)
         if columns is not None and len(columns := self.subscription.filter(columns)):
             answer.batch = MessageBatch(
                 self.queue, self.queue_offset, answer.next_offset, columns, self.body_limits
@@ -173,18 +173,36 @@ class PullAnswer:
         self._header = header
         self._response = response
 
-    def columns(self) -> RecordColumns | None:
-        """The decoded records; None if none were found. Raises MalformedAnswer."""
-        from headrace_protocol.columns import RecordColumns
+    def columns(self, first: int) -> RecordColumns | None:
+        """The messages as records of one each; None if none were found.
 
+        first: the queue offset that was requested; a batch that contains it begins before it.
+        Raises MalformedAnswer.
+        """
         if not self._is_found:
             return None
+        return self._response.read(partial(self._unwrapped, first))
+
+    def records_before(self, end: int) -> memoryview:
+        """The records of an ordinary pull that begin below ``end``. Raises MalformedAnswer."""
+        from headrace_protocol.columns import RecordColumns
+
+        columns = self._response.read(RecordColumns.from_records) if self._is_found else None
+        if columns is None:
+            return self.records
+        count = int(columns.queue_offset.searchsorted(end - self.offset_delta))
+        return self.records[: int(columns.start[count])] if count < len(columns) else self.records
+
+    def _unwrapped(self, first: int, body: memoryview) -> RecordColumns:
+        from headrace_protocol.columns import RecordColumns
+        from headrace_protocol.inner_batch import unwrap
+
         if isinstance(self._header, BulkPullResponseHeader):
-            return self._response.read(partial(RecordColumns.from_bulk, self._header))
-        columns = self._response.read(RecordColumns.from_records)
+            return unwrap(RecordColumns.from_bulk(self._header, body), first)
+        columns = RecordColumns.from_records(body)
         if self.offset_delta:
             columns.queue_offset = columns.queue_offset + self.offset_delta
-        return columns
+        return unwrap(columns, first)
 
 
 def needs_ordinary_pull(response: Response) -> bool:

@@ -94,7 +94,7 @@ class SliceReader:
         if not self._connection.peer_is_headrace and not self._wanted.is_filtered:
             self._pulls_max, self._step = _PULLS_MAX, answer.next_offset - pull.start
         self._fill_window()
-        return self._slice(min(answer.next_offset, pull.end), answer.columns())
+        return self._slice(min(answer.next_offset, pull.end), answer.columns(pull.start))
 
     def _next_joined(self) -> QueueSlice:
         """A slice joined from several pulls."""
@@ -113,10 +113,10 @@ class SliceReader:
             self._in_flight.popleft()
             self._adapt(pull, answer)
             self._fill_window()
-            pieces.append(_before(pull.end, answer))
+            pieces.append(_before(pull, answer))
             piece_bytes += len(pieces[-1])
             delta, next_offset = answer.offset_delta, min(answer.next_offset, pull.end)
-        return self._slice(next_offset, self._columns(b"".join(pieces), delta))
+        return self._slice(next_offset, self._columns(b"".join(pieces), delta, next_offset))
 
     def _adapt(self, pull: _Pull, answer: PullAnswer) -> None:
         """Request the missing rest of a piece, and adapt to how much the broker returns."""
@@ -172,22 +172,23 @@ class SliceReader:
             columns = columns if count == len(columns) else columns.select(slice(0, count))
         return QueueSlice(start, next_offset, columns or None)
 
-    def _columns(self, records: bytes, offset_delta: int) -> RecordColumns:
+    def _columns(self, records: bytes, offset_delta: int, end: int) -> RecordColumns:
+        """Messages below ``end``: the next slice begins with the whole batch of that one."""
         from headrace_protocol.columns import RecordColumns
+        from headrace_protocol.inner_batch import unwrap
 
         try:
             columns = RecordColumns.from_records(records)
+            if offset_delta:
+                columns.queue_offset = columns.queue_offset + offset_delta
+            return unwrap(columns, self._next_offset, end)
         except CorruptRecord as error:
             address = self._connection.address
             raise MalformedAnswer(address, RequestCode.PULL_MESSAGE, error) from error
-        if offset_delta:
-            columns.queue_offset = columns.queue_offset + offset_delta
-        return columns
 
 
-def _before(end: int, answer: PullAnswer) -> memoryview:
-    """The records with offsets below ``end``; across gaps, a broker returns records past it."""
-    if answer.next_offset <= end or (columns := answer.columns()) is None:
+def _before(pull: _Pull, answer: PullAnswer) -> memoryview:
+    """The records that begin in the pull; across gaps, a broker returns records past it."""
+    if answer.next_offset <= pull.end:
         return answer.records
-    count = int(columns.queue_offset.searchsorted(end))
-    return answer.records[: int(columns.start[count])] if count < len(columns) else answer.records
+    return answer.records_before(pull.end)

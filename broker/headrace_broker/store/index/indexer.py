@@ -13,7 +13,8 @@ import trio
 from headrace_broker.store.index.index_keys import Regions, key_hashes
 from headrace_broker.store.log.ring import select
 from headrace_broker.store.log.takers import Taker, TakerFlush
-from headrace_protocol.message import TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from headrace_protocol.inner_batch import properties_in
+from headrace_protocol.message import NEED_UNWRAP, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,18 +233,24 @@ class Indexer(Taker):
         for rows, log_start, log in stretches:
             sizes = rows["properties_size"].astype(np.int64)
             starts = rows["physical_offset"] + rows["size"] - sizes - log_start
-            queue_keys = rows["queue_key"]
-            numbers, hashes = key_hashes(
-                Regions(log, starts, sizes),
-                prefixes.take(queue_keys, axis=0),
-                partial(self._topic, queue_keys),
-            )
-            self.index_files.put(
-                hashes,
-                rows["physical_offset"][numbers],
-                rows["store_timestamp"][numbers],
-                self.commit_log.clock.now_ms(),
-            )
+            regions = Regions(log, starts, sizes)
+            if not (rows["sys_flag"] & NEED_UNWRAP).any():
+                self._put_regions(rows, regions, prefixes)
+                continue
+            for part, inner in with_messages(rows, regions, log_start):
+                self._put_regions(rows[part], inner, prefixes)
+
+    def _put_regions(self, rows: Rows, regions: Regions, prefixes: Array) -> None:
+        queue_keys = rows["queue_key"]
+        numbers, hashes = key_hashes(
+            regions, prefixes.take(queue_keys, axis=0), partial(self._topic, queue_keys)
+        )
+        self.index_files.put(
+            hashes,
+            rows["physical_offset"][numbers],
+            rows["store_timestamp"][numbers],
+            self.commit_log.clock.now_ms(),
+        )
 
     def _topic(self, queue_keys: Array, number: int) -> str:
         queue: StoreQueue = self.queues[queue_keys[number]]
@@ -261,6 +268,30 @@ class Indexer(Taker):
             more = [queue.index_prefixes for queue in self.queues[known:]]
             self._known_prefixes = np.concatenate([self._known_prefixes, np.array(more, np.uint32)])
         return self._known_prefixes
+
+
+def with_messages(rows: Rows, regions: Regions, log_start: int) -> Iterator[tuple[Array, Regions]]:
+    """The properties of rows and of the messages in their batches, in blocks.
+
+    Returns, for each block, the row number of each region. The messages come before their batch,
+    as in the log.
+    """
+    numbers, starts, sizes = [], [], []
+    for number in range(len(rows)):
+        if rows["sys_flag"][number] & NEED_UNWRAP:
+            begin = int(rows["physical_offset"][number]) - log_start
+            record = regions.text[begin : begin + int(rows["size"][number])]
+            at, found = properties_in(record.data)
+            starts.append(at + begin)
+            sizes.append(found)
+            numbers.append(np.full(len(at), number))
+        starts.append(regions.start[number : number + 1])
+        sizes.append(regions.size[number : number + 1])
+        numbers.append(np.array([number]))
+    all_numbers, all_starts, all_sizes = map(np.concatenate, (numbers, starts, sizes))
+    blocks = np.cumsum(all_sizes) // BLOCK_BYTES_MAX
+    for part in np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks)) + 1):
+        yield all_numbers[part], Regions(regions.text, all_starts[part], all_sizes[part])
 
 
 def _with_index_time(checkpoint: Checkpoint, timestamp: int) -> Checkpoint:
