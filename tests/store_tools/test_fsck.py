@@ -91,9 +91,8 @@ def test_a_store_of_the_peer_is_sound(name: str, tmp_path: Path) -> None:
         report = check(directory, quiet)
     assert report.damage == []
     assert report.record_count == {"clean": 477, "kill9": 805}[name]
-    unchecked = ["batchconsumequeue"]
     abort = ["abort"] if name == "kill9" else []
-    assert [finding.path.name for finding in report.findings] == [*abort, *unchecked]
+    assert [finding.path.name for finding in report.findings] == abort
 
 
 def test_sizes_are_found_by_themselves(root: Path) -> None:
@@ -358,11 +357,9 @@ def test_what_queries_keep_aside(root: Path, opened: StoreDirectory) -> None:
 
 
 def test_folders_that_only_the_peer_reads_are_named(root: Path, opened: StoreDirectory) -> None:
-    (root / "batchconsumequeue" / "T").mkdir(parents=True)
+    (root / "consumequeue_ext" / "T").mkdir(parents=True)
     findings = check(opened, quiet).findings
-    assert [(f.path.name, f.is_damage) for f in findings] == [
-        ("batchconsumequeue", False),
-    ]
+    assert [(f.path.name, f.is_damage) for f in findings] == [("consumequeue_ext", False)]
 
 
 # --- positions of followers ----------------------------------------------------------------

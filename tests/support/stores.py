@@ -18,6 +18,7 @@ from headrace_broker.store.store_queue import StoreQueue
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import Buffer
+from headrace_protocol.inner_batch import unwrap_messages
 from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import StoredMessage, decode_records, encode_properties
 
@@ -186,7 +187,8 @@ def read_all(store: MessageStore, queue: StoreQueue) -> list[StoredMessage]:
     messages: list[StoredMessage] = []
     offset = ready(lambda: store.source(queue).min_offset())
     while (result := get_ready(store, queue, offset)).status is GetStatus.FOUND:
-        messages += [m for buffer in result.buffers for m in decode_records(buffer)]
+        records = (m for buffer in result.buffers for m in decode_records(buffer))
+        messages += unwrap_messages(records)
         offset = result.next_offset
     return messages
 

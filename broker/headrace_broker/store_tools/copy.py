@@ -18,18 +18,24 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.log.log_blocks import LogBlock
 from headrace_broker.store.log.record_checksum import has_checksum, put_checksums
+from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
-from headrace_broker.store.queues.dispatch import NOT_QUEUED
 from headrace_broker.store_tools.compaction_copy import check_swaps, copy_compaction
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
-from headrace_broker.store_tools.records import QueueNumbers
+from headrace_broker.store_tools.records import QueueNumbers, batch_units
 from headrace_broker.store_tools.seal_check import seal
 from headrace_broker.timer.checkpoint import CHECK_BYTES, TIMER_CHECK_FILE, TimerCheck
 from headrace_protocol import fastjson
 from headrace_protocol.columns import UNIT_DTYPE, RecordColumns, split
-from headrace_protocol.message import BLANK_RECORD, MAGIC_BLANK, RECORD_BYTES_MIN
+from headrace_protocol.message import (
+    BLANK_RECORD,
+    INNER_BATCH,
+    MAGIC_BLANK,
+    RECORD_BYTES_MIN,
+    TRANSACTION_PREPARED,
+)
 from headrace_protocol.system_topics import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
@@ -130,7 +136,7 @@ class _Writer:
         self._settings = settings
         self._log = _LogWriter(settings)
         self._queue_numbers = QueueNumbers(settings.delay_levels_ms)
-        self._queue_bytes = settings.consume_queue_file_bytes
+        self._batch_topics = source.batch_topics
         self._fs = source.fs
         self._index = IndexFiles(settings, source.fs)
         self._queues: dict[int, ConsumeQueue] = {}
@@ -173,10 +179,15 @@ class _Writer:
         self._report.record_bytes += len(piece)
 
     def _put_units(self, records: Records, source_offset: Array) -> None:
-        queued = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
+        is_queued = (records.sys_flag & TRANSACTION_PREPARED == 0) & (records.counts > 0)
+        queued = np.flatnonzero(is_queued)
         for queue_number in np.unique(records.queue_number[queued]).tolist():
             group = queued[records.queue_number[queued] == queue_number]
             queue = self._queue(queue_number)
+            if isinstance(queue, BatchConsumeQueue):
+                queue.put_units(batch_units(records, group))
+                continue
+            group = group[records.sys_flag[group] & INNER_BATCH == 0]
             units = np.empty(len(group), UNIT_DTYPE)
             units["physical_offset"] = records.physical_offset[group]
             units["size"], units["tags_code"] = records.size[group], records.tags_code[group]
@@ -200,8 +211,10 @@ class _Writer:
     def _queue(self, queue_number: int) -> ConsumeQueue:
         if queue_number not in self._queues:
             topic, queue_id = self._queue_numbers.name(queue_number)
-            folder = self._root / "consumequeue" / topic / str(queue_id)
-            self._queues[queue_number] = ConsumeQueue(folder, self._queue_bytes, self._fs)
+            kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue
+            folder = self._root / kind.folder / topic / str(queue_id)
+            file_bytes = self._settings.queue_file_bytes(is_batch=kind.is_batch)
+            self._queues[queue_number] = kind(folder, file_bytes, self._fs)
         return self._queues[queue_number]
 
     def finish(self) -> None:

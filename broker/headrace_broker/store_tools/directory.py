@@ -13,6 +13,8 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 from headrace_broker.store.integrity.lock import StoreLock
+from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
+from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 # Progress: called with the number of bytes processed since the last call.
 Advance = Callable[[int], None]
 
+QUEUE_KINDS: Final = ConsumeQueue, BatchConsumeQueue
 _BLOCK_BYTES: Final = 512  # what st_blocks counts
 _NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
 
@@ -60,9 +63,16 @@ class StoreDirectory:
 
     @property
     def queue_paths(self) -> list[Path]:
-        """The folders of the ConsumeQueues: TOPIC/QUEUE_ID."""
-        found = (self.root / "consumequeue").glob("*/*")
+        """The folders of the queues: TOPIC/QUEUE_ID."""
+        found = [path for kind in QUEUE_KINDS for path in (self.root / kind.folder).glob("*/*")]
         return sorted(path for path in found if path.is_dir() and path.name.isdigit())
+
+    @property
+    def batch_topics(self) -> frozenset[str]:
+        """The topics that have batch queues."""
+        folder = BatchConsumeQueue.folder
+        paths = self.queue_paths
+        return frozenset(path.parent.name for path in paths if path.parts[-3] == folder)
 
     def check_topics(self, topics: Iterable[str]) -> None:
         """Raise TopicNotFound for the first topic without a queue."""
@@ -141,15 +151,21 @@ def log_file_bytes(root: Path, default: int) -> int:
 
 def _sizes_found(root: Path) -> StoreSettings:
     default = StoreSettings(root=root)
-    queue_files = (path for path in (root / "consumequeue").glob("*/*/*") if is_numbered(path))
     log_bytes = log_file_bytes(root, default.commit_log_file_bytes)
-    queue_bytes = usual_length(queue_files, default.consume_queue_file_bytes)
     _check_index_size(default)
     return replace(
         default,
         commit_log_file_bytes=log_bytes,
-        consume_queue_file_bytes=max(queue_bytes // 20 * 20, 20),
+        consume_queue_file_bytes=_queue_bytes(default, ConsumeQueue),
+        batch_queue_file_bytes=_queue_bytes(default, BatchConsumeQueue),
     )
+
+
+def _queue_bytes(default: StoreSettings, kind: type[ConsumeQueue]) -> int:
+    """Length of the files of one kind of queues, in whole units."""
+    files = (path for path in (default.root / kind.folder).glob("*/*/*") if is_numbered(path))
+    length = usual_length(files, default.queue_file_bytes(is_batch=kind.is_batch))
+    return max(length // kind.unit_bytes, 1) * kind.unit_bytes
 
 
 def usual_length(paths: Iterable[Path], default: int) -> int:

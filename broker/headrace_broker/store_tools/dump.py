@@ -10,6 +10,7 @@ from headrace_broker.store_tools.compaction_files import compaction_queues, reco
 from headrace_broker.store_tools.directory import TopicNotFound
 from headrace_broker.store_tools.log_reader import LogDamage, LogReader
 from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.inner_batch import unwrap_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,10 +72,18 @@ def dump_compacted(
         raise TopicNotFound(directory.root, wanted.topic)
 
 
+def _messages(record: StoredMessage) -> list[StoredMessage]:
+    """The messages of a record; a batch that is no whole one stays a record."""
+    try:
+        return unwrap_messages([record])
+    except CorruptRecord:
+        return [record]
+
+
 def dump(
     directory: StoreDirectory, wanted: Wanted, advance: Advance
 ) -> Iterator[StoredMessage | LogDamage]:
-    """Records in log order, and the damage between them.
+    """Messages in log order, also those of batches, and the damage between them.
 
     Raises OSError and, at the end, TopicNotFound for a topic with neither queues nor records.
     """
@@ -88,7 +97,7 @@ def dump(
         numbers = wanted.numbers(found.columns).tolist()
         count += len(numbers)
         for number in numbers:
-            yield found.columns.message(number)
+            yield from _messages(found.columns.message(number))
     # Records of a deleted topic stay in the log, so a topic without queues may still have some.
     if not count and wanted.topic is not None:
         directory.check_topics([wanted.topic])

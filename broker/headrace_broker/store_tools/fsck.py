@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SAVED_FOLDER = "headrace.fsck"
 # Files that only Apache's broker reads and writes.
-UNCHECKED = ("batchconsumequeue", "consumequeue_ext")
+UNCHECKED = ("consumequeue_ext",)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
-from headrace_broker.store.queues.dispatch import NOT_QUEUED
-from headrace_broker.store_tools.directory import data_ranges
+from headrace_broker.store_tools.batch_queue_check import BatchQueueCheck
+from headrace_broker.store_tools.directory import QUEUE_KINDS, data_ranges
 from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import RECORD_BYTES_MIN
+from headrace_protocol.message import INNER_BATCH, RECORD_BYTES_MIN, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,18 +30,25 @@ Unit = tuple[int, int, int]
 class QueueCheck:
     """Compares one queue's units with its records, in log order; ``findings`` comes last."""
 
-    def __init__(self, folder: Path, directory: StoreDirectory) -> None:
-        """Raises StoreFormatError if the files are not those of a queue."""
-        self.queue = open_queue(folder, directory)
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
         self.first, self.end = self.queue.first_offset, self.queue.max_offset
         self._is_matched = np.zeros(self.end - self.first, bool)
         # By queue offset, the unit of the last record that has it, where the queue has another.
         self._wanted: dict[int, Unit] = {}
 
-    def compare(
-        self, queue_offset: Array, physical_offset: Array, size: Array, code: Array
-    ) -> None:
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the units that ``findings`` reports as progress."""
+        return (self.end - self.first) * UNIT_BYTES
+
+    def compare(self, records: Records, group: Array) -> None:
         """Compare the units of some of the queue's records, in log order."""
+        group = group[records.sys_flag[group] & INNER_BATCH == 0]
+        if not len(group):
+            return
+        queue_offset, physical_offset = records.queue_offset[group], records.physical_offset[group]
+        size, code = records.size[group], records.tags_code[group]
         is_inside = (queue_offset >= self.first) & (queue_offset < self.end)
         is_right = np.zeros(len(queue_offset), bool)
         inside = np.flatnonzero(is_inside)
@@ -79,7 +86,7 @@ class QueueCheck:
         for start, end in self._pieces(self.first, self.end):
             units = self._units(start, end)
             is_bad = self._bad(units, start, log_min, log_end)
-            for low, high in _runs(is_bad):
+            for low, high in runs(is_bad):
                 yield self._finding(start + low, start + high, units[low:high], log_end)
             advance(len(units) * UNIT_BYTES)
         yield from self._missing(log_end)
@@ -183,15 +190,13 @@ class QueueChecks:
     def __init__(self, directory: StoreDirectory, queue_numbers: QueueNumbers) -> None:
         self.findings: list[Finding] = []
         self._queue_numbers = queue_numbers
-        self._batch_topics = {
-            path.name for path in (directory.root / "batchconsumequeue").glob("*")
-        }
-        self._checks: dict[tuple[str, int], QueueCheck] = {}
+        self._checks: dict[tuple[str, int], QueueCheck | BatchQueueCheck] = {}
         self._without_queue: dict[tuple[str, int], int] = {}
         self._root = directory.root
         for folder in directory.queue_paths:
             try:
-                check = QueueCheck(folder, directory)
+                queue = open_queue(folder, directory)
+                check = BatchQueueCheck(queue) if queue.is_batch else QueueCheck(queue)
             except StoreFormatError as error:
                 self.findings.append(Finding(error.path, str(error).partition(": ")[2]))
             else:
@@ -199,7 +204,7 @@ class QueueChecks:
 
     def compare(self, records: Records) -> None:
         """Compare the units of a block's records."""
-        numbers = np.flatnonzero((records.sys_flag & NOT_QUEUED) == 0)
+        numbers = np.flatnonzero((records.sys_flag & TRANSACTION_PREPARED) == 0)
         if not len(numbers):
             return
         order = numbers[np.argsort(records.queue_number[numbers], kind="stable")]
@@ -210,13 +215,8 @@ class QueueChecks:
             name = self._queue_numbers.name(queue_number)
             check = self._checks.get(name)
             if check:
-                check.compare(
-                    records.queue_offset[group],
-                    records.physical_offset[group],
-                    records.size[group],
-                    records.tags_code[group],
-                )
-            elif name[0] not in self._batch_topics:
+                check.compare(records, group)
+            else:
                 self._without_queue[name] = self._without_queue.get(name, 0) + len(group)
 
     def finish(self, log_min: int, log_end: int, advance: Advance) -> Iterator[Finding]:
@@ -225,7 +225,7 @@ class QueueChecks:
         for check in self._checks.values():
             yield from check.findings(log_min, log_end, advance)
             file_bytes = sum(file.file_bytes for file in check.queue.files.files)
-            advance(file_bytes - (check.end - check.first) * UNIT_BYTES)
+            advance(file_bytes - check.used_bytes)
             check.queue.unmap()
         for (topic, queue_id), count in sorted(self._without_queue.items()):
             path = self._root / "consumequeue" / topic / str(queue_id)
@@ -235,16 +235,19 @@ class QueueChecks:
 
 def open_queue(folder: Path, directory: StoreDirectory) -> ConsumeQueue:
     """A queue up to its last unit that is not all zeros. Raises StoreFormatError."""
-    queue = ConsumeQueue(folder, directory.settings.consume_queue_file_bytes, directory.fs)
+    (kind,) = (kind for kind in QUEUE_KINDS if kind.folder == folder.parts[-3])
+    file_bytes = directory.settings.queue_file_bytes(is_batch=kind.is_batch)
+    queue = kind(folder, file_bytes, directory.fs)
     queue.files.load()
-    queue.max_offset = _end_of(queue)
+    queue.note_end(_end_of(queue))
     return queue
 
 
 def queue_end(directory: StoreDirectory, topic: str, queue_id: int) -> int | None:
     """The end of a queue; None if it is missing, or unreadable, which another check reports."""
-    folder = directory.root / "consumequeue" / topic / str(queue_id)
-    if not folder.is_dir():
+    found = [directory.root / kind.folder / topic / str(queue_id) for kind in QUEUE_KINDS]
+    folder = next((path for path in found if path.is_dir()), None)
+    if folder is None:
         return None
     try:
         queue = open_queue(folder, directory)
@@ -256,17 +259,18 @@ def queue_end(directory: StoreDirectory, topic: str, queue_id: int) -> int | Non
 
 def _end_of(queue: ConsumeQueue) -> int:
     """Just after the last unit that is not all zeros, in units."""
+    unit_bytes = queue.unit_bytes
     for file in reversed(queue.files.files):
         for start, end in reversed(data_ranges(file.path)):
             with file.path.open("rb") as stream:
                 data = os.pread(stream.fileno(), end - start, start)
             used = len(data.rstrip(b"\0"))
             if used:
-                return (file.start_offset + start + used - 1) // UNIT_BYTES + 1
-    return queue.files.min_offset // UNIT_BYTES
+                return (file.start_offset + start + used - 1) // unit_bytes + 1
+    return queue.first_number
 
 
-def _runs(marked: Array) -> Iterator[tuple[int, int]]:
+def runs(marked: Array) -> Iterator[tuple[int, int]]:
     """Start and end of each run of true values."""
     edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -6,10 +6,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.index.index_keys import Regions, index_prefixes, key_hashes
+from headrace_broker.store.index.index_keys import (
+    Regions,
+    index_prefixes,
+    key_hashes,
+    with_messages,
+)
+from headrace_broker.store.log.batch_units import COUNT_MAX, make_units
 from headrace_protocol.columns import split
 from headrace_protocol.java_hash import tags_code_of
-from headrace_protocol.message import DELAY, TRANSACTION_MASK, TRANSACTION_ROLLBACK, property_number
+from headrace_protocol.message import (
+    DELAY,
+    INNER_BATCH,
+    INNER_NUM,
+    TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK,
+    property_number,
+)
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -21,7 +34,7 @@ _TAGS_MARK: Final = b"TAGS\x01"
 
 
 class Records(NamedTuple):
-    """Columns of one block. queue_number: see ``QueueNumbers``."""
+    """Columns of one block. queue_number: see ``QueueNumbers``. counts: of a record's messages."""
 
     queue_number: Array
     physical_offset: Array
@@ -30,6 +43,7 @@ class Records(NamedTuple):
     sys_flag: Array
     store_timestamp: Array
     tags_code: Array
+    counts: Array
     regions: Regions
 
 
@@ -62,6 +76,7 @@ class QueueNumbers:
             columns.sys_flag,
             columns.store_timestamp.astype(np.int64),
             _tags_codes(properties),
+            _counts(columns.sys_flag, properties),
             Regions(text, columns.properties_start, columns.properties_bytes.astype(np.int64)),
         )
         schedule = self._numbers.get(SCHEDULE_TOPIC.encode())
@@ -69,15 +84,25 @@ class QueueNumbers:
             self._put_due_times(records, np.flatnonzero(topics == schedule), properties)
         return records
 
-    def index_keys(self, records: Records) -> tuple[Array, Array]:
-        """The index entries of the records: (record numbers, key hashes), one pair per entry."""
+    def index_keys(self, records: Records, *, of_messages: bool = True) -> tuple[Array, Array]:
+        """The index entries of the records: (record numbers, key hashes), one pair per entry.
+
+        of_messages: with those of the messages in batches, which Apache's broker does not index.
+        """
         is_indexed = records.sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK
         chosen = np.flatnonzero(is_indexed & (records.regions.size > 0))
         if not len(chosen):
             return chosen, chosen
+        is_batch = (records.sys_flag[chosen] & INNER_BATCH != 0) & of_messages
+        blocks = with_messages(records.regions.take(chosen), records.size[chosen], is_batch)
+        found = [self._hashes(records, chosen[numbers], regions) for numbers, regions in blocks]
+        numbers, hashes = zip(*found, strict=True)
+        return np.concatenate(numbers), np.concatenate(hashes)
+
+    def _hashes(self, records: Records, chosen: Array, regions: Regions) -> tuple[Array, Array]:
         topics = (records.queue_number[chosen] >> _QUEUE_BITS).tolist()
         numbers, hashes = key_hashes(
-            records.regions.take(chosen),
+            regions,
             np.array([self._prefixes[topic] for topic in topics], np.uint32),
             lambda number: self._topics[topics[number]],
         )
@@ -98,6 +123,27 @@ class QueueNumbers:
             if level > 0:
                 delay_ms = self._delay_levels_ms[min(level, len(self._delay_levels_ms)) - 1]
                 records.tags_code[number] = records.store_timestamp[number] + delay_ms
+
+
+def batch_units(records: Records, group: Array) -> Array:
+    """The units of some records in a batch queue."""
+    return make_units(
+        records.physical_offset[group],
+        records.size[group],
+        records.tags_code[group],
+        records.store_timestamp[group],
+        records.queue_offset[group],
+        records.counts[group],
+    )
+
+
+def _counts(sys_flags: Array, properties: list[bytes]) -> Array:
+    """The number of messages of each record; 0 if a batch states none."""
+    counts = np.ones(len(properties), np.int64)
+    for number in np.flatnonzero(sys_flags & INNER_BATCH).tolist():
+        stated = property_number(properties[number], INNER_NUM.encode(), 0)
+        counts[number] = stated if stated <= COUNT_MAX else 0
+    return counts
 
 
 def _tags_codes(properties: list[bytes]) -> Array:

@@ -10,7 +10,6 @@ from headrace_broker.store.files.mapped_file import MappedFile
 from headrace_broker.store.index.index_file import ENTRY_BYTES, IndexFiles
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.seal import SEAL_NAME, Seals
-from headrace_broker.store.queues.consume_queue import UNIT_BYTES
 from headrace_broker.store_tools.findings import Finding, MoveAside, RebuildIndex
 from headrace_broker.store_tools.queue_check import open_queue
 
@@ -71,7 +70,7 @@ def _used(directory: StoreDirectory, log_end: int) -> Iterator[tuple[MappedFile,
     for folder in directory.queue_paths:
         queue = open_queue(folder, directory)
         for file in queue.files.files:
-            end = queue.max_offset * UNIT_BYTES - file.start_offset
+            end = queue.end_number * queue.unit_bytes - file.start_offset
             yield file, min(end, file.file_bytes)
         queue.unmap()
     index = IndexFiles(directory.settings, directory.fs)

@@ -14,7 +14,6 @@ from headrace_broker.store_tools.directory import disk_bytes
 from headrace_broker.store_tools.queue_check import open_queue
 from headrace_broker.store_tools.waiting_check import delayed_count, read_config
 from headrace_protocol import fastjson
-from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.tier.stored_queue import HEAD_BYTES, read_head
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def _add(topic: TopicStat, folder: Path, directory: StoreDirectory, log: _Log) -
     topic.queues += 1
     first = last = None
     for units in _live_units(queue, log.min_offset):
-        topic.messages += len(units)
+        topic.messages += int(units["count"].sum()) if queue.is_batch else len(units)
         topic.record_bytes += int(units["size"].sum(dtype=np.int64))
         first = first or int(units["physical_offset"][0])
         last = int(units["physical_offset"][-1])
@@ -134,10 +133,10 @@ def _add_compacted(topic: TopicStat, segments: list[Segment]) -> None:
 
 
 def _live_units(queue: ConsumeQueue, log_min_offset: int) -> Iterator[np.ndarray]:
-    queue_offset = queue.first_at_or_after(log_min_offset)
-    while queue_offset < queue.max_offset:
-        units = np.frombuffer(queue.units_view(queue_offset, _BLOCK_UNITS), UNIT_DTYPE)
-        queue_offset += len(units)
+    number = queue.number_of(queue.first_at_or_after(log_min_offset))
+    while number < queue.end_number:
+        units = np.frombuffer(queue.units_view(number, _BLOCK_UNITS), queue.unit_dtype)
+        number += len(units)
         live = units[units["size"] != BLANK_SIZE]
         if len(live):
             yield live

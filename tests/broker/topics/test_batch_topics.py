@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def create(broker: BrokerUnderTest, topic: str = "T", **changes: Any) -> Answer:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerUnderTest]:
+def broker(tmp_path: Path) -> BrokerUnderTest:
     broker = BrokerUnderTest(tmp_path, commit_log_file_bytes=1 << 20)
     assert create(broker).code == ResponseCode.SUCCESS
     return broker
@@ -82,7 +81,7 @@ def send(broker: BrokerUnderTest, *names: str, properties: str = "", **fields: A
     """A batch with its own UNIQ_KEY, or one message."""
     is_batch = len(names) > 1
     properties = properties or f"UNIQ_KEY\x01B{names[0]}\x02WAIT\x01true\x02"
-    header = {"properties": properties, "batch": is_batch, "topic": "T"}
+    header: dict[str, Any] = {"properties": properties, "batch": is_batch, "topic": "T"}
     body = batch_of(*names) if is_batch else names[0].encode()
     return broker.ask(RequestCode.SEND_MESSAGE_V2, send_header(**header | fields), body)
 

@@ -15,16 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_protocol.columns import split
+from headrace_protocol.inner_batch import properties_in
 from headrace_protocol.java_hash import index_key_hash, java_hash
 from headrace_protocol.message import KEYS, TAGS, UNIQ_KEY, decode_properties, split_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Array = npt.NDArray[Any]
 
 TAGS_MARK: Final = "T#"  # between topic# and the TAGS text
 _BLOCK_BYTES_MAX: Final = 1 << 18
+_MESSAGES_BYTES: Final = 160 << 10
 _RANK_BITS: Final = 20
 _RANK_TAGS: Final = (1 << _RANK_BITS) - 1
 _MODULUS: Final = 1 << 32
@@ -87,6 +89,36 @@ class Regions(NamedTuple):
     def slices(self) -> list[bytes]:
         """A copy of each region."""
         return split(self.text.data, self.start, self.size)
+
+
+def with_messages(
+    regions: Regions, record_sizes: Array, is_batch: Array
+) -> Iterator[tuple[Array, Regions]]:
+    """The regions of records and of the messages in batches, which are records of their own.
+
+    record_sizes: in bytes, of whole records. is_batch: a mask of the records that are batches.
+
+    Returns blocks in log order: the record number of each region, and the regions.
+    """
+    if not is_batch.any():
+        yield np.arange(len(is_batch)), regions
+        return
+    numbers, starts, sizes = [], [], []
+    for number, (start, size) in enumerate(zip(regions.start, regions.size, strict=True)):
+        if is_batch[number]:
+            end = int(start + size)
+            begin = end - int(record_sizes[number])
+            at, found = properties_in(regions.text[begin:end].data)
+            starts.append(at + begin)
+            sizes.append(found)
+            numbers.append(np.full(len(at), number))
+        starts.append(np.array([start]))
+        sizes.append(np.array([size]))
+        numbers.append(np.array([number]))
+    all_numbers, all_starts, all_sizes = map(np.concatenate, (numbers, starts, sizes))
+    blocks = np.cumsum(all_sizes) // _MESSAGES_BYTES
+    for part in np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks)) + 1):
+        yield all_numbers[part], Regions(regions.text, all_starts[part], all_sizes[part])
 
 
 class _Hashes(NamedTuple):

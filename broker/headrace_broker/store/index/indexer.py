@@ -10,10 +10,9 @@ import numpy as np
 import structlog
 import trio
 
-from headrace_broker.store.index.index_keys import Regions, key_hashes
+from headrace_broker.store.index.index_keys import Regions, key_hashes, with_messages
 from headrace_broker.store.log.ring import select
 from headrace_broker.store.log.takers import Taker, TakerFlush
-from headrace_protocol.inner_batch import properties_in
 from headrace_protocol.message import NEED_UNWRAP, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 
 if TYPE_CHECKING:
@@ -233,12 +232,10 @@ class Indexer(Taker):
         for rows, log_start, log in stretches:
             sizes = rows["properties_size"].astype(np.int64)
             starts = rows["physical_offset"] + rows["size"] - sizes - log_start
+            is_batch = rows["sys_flag"] & NEED_UNWRAP != 0
             regions = Regions(log, starts, sizes)
-            if not (rows["sys_flag"] & NEED_UNWRAP).any():
-                self._put_regions(rows, regions, prefixes)
-                continue
-            for part, inner in with_messages(rows, regions, log_start):
-                self._put_regions(rows[part], inner, prefixes)
+            for numbers, part in with_messages(regions, rows["size"], is_batch):
+                self._put_regions(rows if part is regions else rows[numbers], part, prefixes)
 
     def _put_regions(self, rows: Rows, regions: Regions, prefixes: Array) -> None:
         queue_keys = rows["queue_key"]
@@ -268,30 +265,6 @@ class Indexer(Taker):
             more = [queue.index_prefixes for queue in self.queues[known:]]
             self._known_prefixes = np.concatenate([self._known_prefixes, np.array(more, np.uint32)])
         return self._known_prefixes
-
-
-def with_messages(rows: Rows, regions: Regions, log_start: int) -> Iterator[tuple[Array, Regions]]:
-    """The properties of rows and of the messages in their batches, in blocks.
-
-    Returns, for each block, the row number of each region. The messages come before their batch,
-    as in the log.
-    """
-    numbers, starts, sizes = [], [], []
-    for number in range(len(rows)):
-        if rows["sys_flag"][number] & NEED_UNWRAP:
-            begin = int(rows["physical_offset"][number]) - log_start
-            record = regions.text[begin : begin + int(rows["size"][number])]
-            at, found = properties_in(record.data)
-            starts.append(at + begin)
-            sizes.append(found)
-            numbers.append(np.full(len(at), number))
-        starts.append(regions.start[number : number + 1])
-        sizes.append(regions.size[number : number + 1])
-        numbers.append(np.array([number]))
-    all_numbers, all_starts, all_sizes = map(np.concatenate, (numbers, starts, sizes))
-    blocks = np.cumsum(all_sizes) // BLOCK_BYTES_MAX
-    for part in np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks)) + 1):
-        yield all_numbers[part], Regions(regions.text, all_starts[part], all_sizes[part])
 
 
 def _with_index_time(checkpoint: Checkpoint, timestamp: int) -> Checkpoint:

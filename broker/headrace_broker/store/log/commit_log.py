@@ -139,13 +139,10 @@ class CommitLog(LogRefusals):
     ) -> int:
         """Append one record; returns its physical offset.
 
-        inner_count: messages of the record if it is a whole batch for a batch queue.
-
-        The queue offset is ``queue.next_offset`` before the call. The store timestamp is that of
-        the last ``WritePath.begin``. If it raises, nothing is stored.
-
-        Raises RecordTooLarge, StoreNotWritable, StoreBusy; struct.error if a number does not fit
-        its field.
+        inner_count: number of its messages if it is a whole batch. The queue offset is
+        ``queue.next_offset`` before the call, the store timestamp that of the last
+        ``WritePath.begin``. If it raises, nothing is stored. Raises RecordTooLarge,
+        StoreNotWritable, StoreBusy; struct.error if a number does not fit its field.
         """
         ring = self.ring
         written = ring.written
@@ -157,12 +154,11 @@ class CommitLog(LogRefusals):
             properties += SEPARATOR
         properties_bytes, topic_field = len(properties) + checksum_bytes, queue.topic_field
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
+        sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
         row_flag = queue.row_flag
         if inner_count:
             sys_flag |= NEED_UNWRAP | INNER_BATCH
             row_flag = INNER_BATCH | inner_count << COUNT_SHIFT
-        if len(born_host) == 20:
-            sys_flag |= BORN_HOST_V6
         head = RECORD_HEADS[sys_flag >> 4 & 3]
         size = head.size + body_bytes + len(topic_field) + 2 + properties_bytes
         if self.position + size > self.append_end or size > self.body_bytes_max:

@@ -80,7 +80,8 @@ class BatchConsumeQueue(ConsumeQueue):
     def _are_whole(self, units: Units) -> Units:
         return used_mask(units)
 
-    def _note_end(self, number: int) -> None:
+    def note_end(self, number: int) -> None:
+        """As ``ConsumeQueue.note_end``."""
         self._end_number, self.max_offset = number, 0
         if number > self.first_number:
             *_, queue_offset, count = self._unit_at(number - 1)

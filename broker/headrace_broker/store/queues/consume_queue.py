@@ -201,7 +201,7 @@ class ConsumeQueue:
         files = self.files.files
         if is_clean and files:
             self._write_to(files[-1], self._used_units(files[-1]) * self.unit_bytes)
-            self._note_end((files[-1].start_offset + self.position) // self.unit_bytes)
+            self.note_end((files[-1].start_offset + self.position) // self.unit_bytes)
         elif files:
             self._end_at(self._unbroken_end(files[self._first_unproven(durable_below) :]))
         self.flushed_offset = self.end_number
@@ -290,10 +290,11 @@ class ConsumeQueue:
             if last.has_data(position):
                 last.clear_from(position)
                 self.is_cut = True
-        self._note_end(number)
+        self.note_end(number)
         self._floor = min(self._floor, self.max_offset)
 
-    def _note_end(self, number: int) -> None:
+    def note_end(self, number: int) -> None:
+        """Take the units before ``number`` for those of the queue."""
         self.max_offset = number
 
     def truncate_from_physical(self, physical_offset: int) -> None:

@@ -19,7 +19,13 @@ from headrace_broker.tiered.access.tier_access import TierAccess
 from headrace_broker.tiered.access.tier_reader import TierReader
 from headrace_broker.tiered.access.tiered_source import TieredSource
 from headrace_broker.tiered.access.upload import Upload
-from headrace_broker.topics.attributes import CLEANUP_POLICY, COMPACTED, TIERED, topic_limits
+from headrace_broker.topics.attributes import (
+    CLEANUP_POLICY,
+    COMPACTED,
+    TIERED,
+    is_batched,
+    topic_limits,
+)
 from headrace_daemon.services import Service, StopStage
 from headrace_protocol.outages import Outages
 from headrace_protocol.tier.driver import Failure
@@ -115,7 +121,8 @@ class TieredStorage:
     def find_source(self, lookup: Lookup, queue: StoreQueue) -> TieredSource | None:
         """The source of a queue of a user's topic; see ``QueueDirectory``."""
         is_read = lookup.use in _READS and self.settings.level is not StorageLevel.DISABLE
-        if not is_read or self._topics.is_system(queue.topic):
+        is_whole = queue.consume_queue.is_batch  # the tier has records of one message each
+        if not is_read or is_whole or self._topics.is_system(queue.topic):
             return None
         local = self._store.source(queue)
         is_shown_only = lookup.use in _SHOWN
@@ -316,4 +323,5 @@ class TieredStorage:
 
 def _is_tiered(topic: TopicConfig) -> bool:
     attributes = topic.attributes
-    return attributes.get(TIERED) != "false" and attributes.get(CLEANUP_POLICY) != COMPACTED
+    is_plain = attributes.get(CLEANUP_POLICY) != COMPACTED and not is_batched(topic)
+    return is_plain and attributes.get(TIERED) != "false"
