@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.processors.send import rejection
+from headrace_broker.processors.send_answers import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.encoded_records import EncodedRecords
 from headrace_protocol.codes import RequestCode, ResponseCode

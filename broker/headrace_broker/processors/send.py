@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from headrace_broker.message_demands import SentMessage
+from headrace_broker.processors.send_answers import (
+    NOT_FLUSHED_REMARK,
+    FlushedReply,
+    message_ids,
+    rejection,
+)
 from headrace_broker.processors.sent_properties import (
     TAIL_CHARS_MAX,
     TAILS_KEPT,
@@ -21,11 +27,7 @@ from headrace_broker.processors.sent_properties import (
 )
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import (
-    BatchTooLong,
-    RecordTooLarge,
-    StoreBusy,
     StoreError,
-    StoreNotWritable,
 )
 from headrace_broker.store.log.batch_records import Origin
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
     from headrace_protocol.channel import Channel
-    from headrace_protocol.columns import Array
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.headers import BulkSendHeader
     from headrace_protocol.message_ids import UniqKeyGenerator
@@ -66,12 +67,6 @@ if TYPE_CHECKING:
 
 _SendHeader = SendMessageHeader | SendMessageHeaderV2
 
-_RESPONSE_CODES: dict[type[StoreError], ResponseCode] = {
-    BatchTooLong: ResponseCode.MESSAGE_ILLEGAL,
-    RecordTooLarge: ResponseCode.MESSAGE_ILLEGAL,
-    StoreBusy: ResponseCode.SYSTEM_BUSY,
-    StoreNotWritable: ResponseCode.SERVICE_NOT_AVAILABLE,
-}
 # Targets of all subjects, some 50 MiB.
 _TARGETS_MAX = 100_000
 # Flags that clients may set; the broker sets those for the length of a record's hosts.
@@ -131,10 +126,9 @@ class _DemandLayout(NamedTuple):
 
 # Stands for every UNIQ_KEY of a layout.
 _ANY_KEY = "\x00"
-_NOT_FLUSHED_REMARK = "stored, but not known to be on disk"
 # Response code and remark.
 _STORED = (0, "")
-_NOT_FLUSHED = (int(ResponseCode.FLUSH_DISK_TIMEOUT), _NOT_FLUSHED_REMARK)
+_NOT_FLUSHED = (int(ResponseCode.FLUSH_DISK_TIMEOUT), NOT_FLUSHED_REMARK)
 
 
 class SendProcessor:
@@ -464,8 +458,8 @@ class SendProcessor:
         )
         self._statistics.put(queue.topic, len(physical_offsets), len(request.body))
         queue_offset = target.client_offset(queue_offset)
-        message_ids = _message_ids(self._store_host_hex, physical_offsets)
-        return self._answer(request, target.queue_id, queue_offset, message_ids, uniq_key, waits)
+        ids = message_ids(self._store_host_hex, physical_offsets)
+        return self._answer(request, target.queue_id, queue_offset, ids, uniq_key, waits)
 
     def _store_inner(
         self,
@@ -521,7 +515,7 @@ class SendProcessor:
         if self._confirmation.is_immediate:
             return reply
         self._confirmation.when_confirmed(
-            self._store.commit_log.max_offset, _FlushedReply(request, reply).answer
+            self._store.commit_log.max_offset, FlushedReply(request, reply).answer
         )
         return None
 
@@ -604,36 +598,3 @@ def _sent_message(
         request.channel.host_bytes,
         body=request.body,
     )
-
-
-def rejection(error: StoreError | CorruptRecord, topic: str) -> RequestError:
-    """The error for a producer whose messages the store rejected."""
-    if isinstance(error, CorruptRecord):
-        return RequestError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the batch to {topic} is torn at byte {error.position}: {error.reason}; "
-            "nothing of it was stored, send whole messages",
-        )
-    return RequestError(_RESPONSE_CODES.get(type(error), ResponseCode.SYSTEM_ERROR), str(error))
-
-
-class _FlushedReply:
-    """A reply that waits for the disk."""
-
-    __slots__ = ("_reply", "_request")
-
-    def __init__(self, request: Request, reply: Reply) -> None:
-        self._request = request
-        self._reply = reply
-
-    def answer(self, is_flushed: bool) -> None:
-        if not is_flushed:
-            self._reply.code = ResponseCode.FLUSH_DISK_TIMEOUT
-            self._reply.remark = _NOT_FLUSHED_REMARK
-        self._request.reply(self._reply)
-
-
-def _message_ids(store_host_hex: str, physical_offsets: Array) -> str:
-    """Offset message ids, joined by commas."""
-    digits = physical_offsets.astype(">i8").tobytes().hex(",", 8).upper()
-    return store_host_hex + digits.replace(",", f",{store_host_hex}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.message_demands import SentMessage
-from headrace_broker.processors.send import rejection
+from headrace_broker.processors.send_answers import rejection
 from headrace_broker.retry.dead_letters import unknown_group
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum

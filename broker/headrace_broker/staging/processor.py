@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from headrace_broker.host_budget import Host
-from headrace_broker.processors.send import rejection
+from headrace_broker.processors.send_answers import rejection
 from headrace_broker.store.errors import RecordTooLarge, StoreNotWritable
 from headrace_broker.store.log.commit_log import BLANK_BYTES
 from headrace_protocol.bounds import check_items, check_marks

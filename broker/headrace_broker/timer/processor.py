@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.processors.send import rejection
+from headrace_broker.processors.send_answers import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.timer.arrivals import key_hash
 from headrace_broker.timer.demand import SLOT_MS

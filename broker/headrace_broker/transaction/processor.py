@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.message_demands import SentMessage
-from headrace_broker.processors.send import rejection
+from headrace_broker.processors.send_answers import rejection
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.reader import WantedMessages
