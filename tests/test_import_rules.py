@@ -293,6 +293,8 @@ MAY_IMPORT = {
         "headrace_broker.staging",
         "headrace_broker.timer",
         "headrace_broker.transaction",
+        "headrace_daemon.access.errors",
+        "headrace_daemon.access.users_file",
         "headrace_protocol",
         "headrace_broker.config",
         "headrace_broker.settings",

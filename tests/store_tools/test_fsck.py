@@ -26,6 +26,7 @@ from headrace_protocol.bodies import DataVersion
 from headrace_protocol.staging import Decision, StagedAttempt
 from headrace_protocol.statictopic.mapping_file import encode_file
 from tests.broker.statictopic.test_static_changes import led_here
+from tests.support.access import UsersUnderTest, entry
 from tests.support.damage import TOPICS_TEXT, contents, quiet
 from tests.support.golden import STORES, copy_golden_store, golden_settings
 from tests.support.stores import HOST, crash, open_store, put, query_index, small_settings
@@ -415,3 +416,39 @@ def test_positions_that_cannot_be_read_are_found(tmp_path: Path, text: bytes) ->
     with_positions(tmp_path, {})
     (tmp_path / "followers" / "copies.json").write_bytes(text)
     assert [finding.is_damage for finding in follower_findings_of(tmp_path)] == [True]
+
+
+# --- users ---------------------------------------------------------------------------------
+
+
+def _edited(data: bytes) -> bytes:
+    return data.replace(b"Topic:a", b"Topic:*")
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "problem"),
+    [
+        (_edited, 0o600, "was changed by hand, or damaged: does not match its seal"),
+        (lambda data: data[: len(data) // 2], 0o600, "does not match its seal"),
+        (lambda data: b"\0" * len(data), 0o600, "was changed by hand, or damaged"),
+        (lambda data: data, 0o640, "chmod 600"),
+    ],
+    ids=["edited", "torn", "zeros", "readable"],
+)
+def test_users_with_which_no_broker_starts_are_named_with_whom_to_ask(
+    root: Path, change: Callable[[bytes], bytes], mode: int, problem: str
+) -> None:
+    daemon = UsersUnderTest(root / "config")
+    daemon.make("alice")
+    assert daemon.rule("alice", entry("Topic:a", "Pub"))[0] == 0
+    path = daemon.path
+    with open_directory(root, small_settings(root)) as opened:
+        assert check(opened, quiet).findings == []
+        data = change(path.read_bytes())
+        path.write_bytes(data)
+        path.chmod(mode)
+        (finding,) = check(opened, quiet).findings
+    assert (finding.path, finding.is_damage, finding.fix) == (path, True, None)
+    assert problem in finding.problem
+    asked = finding.problem.partition("Ask a Super user of the broker for a copy: ")[2]
+    assert asked == ("root" if b"root" in data else "none is readable")

@@ -42,19 +42,37 @@ _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "topicQueueMapping.json": _check_mappings,
     "staticTopic.json": msgspec.json.Decoder(dict[str, str]).decode,
 }
-_BINARY: Final = frozenset(("timercheck",))
+USERS_NAME: Final = "users.json"
+# They are no tables of text, or have a check of their own.
+_NOT_TEXT: Final = frozenset(("timercheck", USERS_NAME))
 
 
 def config_findings(folder: Path) -> Iterator[Finding]:
     """Files that cannot be read; those with an intact backup can be restored."""
     for path in sorted(path for path in folder.glob("*") if path.is_file()):
         # Not read by any broker; a crash during a save leaves a .tmp.
-        if path.name in _BINARY or path.suffix in {".tmp", DAMAGED_SUFFIX}:
+        if path.name in _NOT_TEXT or path.suffix in {".tmp", DAMAGED_SUFFIX}:
             continue
         name = path.name.removesuffix(BACKUP_SUFFIX)
         problem = text_problem(name, path.read_bytes())
         if problem:
             yield _config_finding(path, name, problem)
+
+
+def users_findings(folder: Path) -> Iterator[Finding]:
+    """Users and rules with which the broker does not start. There is no safe repair."""
+    path = folder / USERS_NAME
+    if not path.exists():
+        return
+    from headrace_daemon.access.errors import AccessError
+    from headrace_daemon.access.users_file import read_sealed, super_users
+
+    try:
+        read_sealed(path)
+    except AccessError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        names = ", ".join(super_users(path)) or "none is readable"
+        yield Finding(path, f"{problem}. Ask a Super user of the broker for a copy: {names}")
 
 
 def text_problem(name: str, data: bytes) -> str | None:

@@ -15,6 +15,7 @@ from headrace_broker.store_tools.compaction_check import compaction_findings
 from headrace_broker.store_tools.config_check import (
     checkpoint_findings,
     config_findings,
+    users_findings,
 )
 from headrace_broker.store_tools.directory import is_numbered
 from headrace_broker.store_tools.findings import ClearFrom, Finding, RebuildIndex, SavedCopies
@@ -73,6 +74,7 @@ def check(directory: StoreDirectory, advance: Advance) -> Report:
     report.findings += checkpoint_findings(directory.root, report.newest)
     report.findings += seal_findings(directory)
     report.findings += config_findings(directory.root / "config")
+    report.findings += users_findings(directory.root / "config")
     report.findings += config_findings(directory.root / FOLDER)
     report.findings += staged_findings(directory.root, directory.fs)
     report.findings += follower_findings(directory)

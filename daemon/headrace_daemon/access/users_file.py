@@ -97,57 +97,28 @@ class UsersFile:
     def load(self) -> dict[str, Account]:
         """All users by name; none without a file. Raises AccessError with a remedy."""
         try:
-            data = read_private(self.path, _BYTES_MAX)
+            owner, lines = read_sealed(self.path)
         except FileNotFoundError:
             return {}
-        except NotPrivate as error:
-            raise AccessError(str(error)) from None
         except OSError as error:
             raise AccessError(f"{self.path}: cannot read the users: {error.strerror}") from None
-        self._stamp = self._stamp_now()
-        return dict(map(self._account, self._lines_of(data)))
-
-    def _lines_of(self, data: bytes) -> list[bytes]:
-        first, _, _ = data.partition(b"\n")
-        head = self._decoded(first + b"]}", _Head)
-        if head.format != _FORMAT:
+        if owner != self._owner:
             raise AccessError(
-                f"{self.path}: has format {head.format}, and this version reads {_FORMAT}: start "
-                "the version that wrote it"
-            )
-        end = data.rfind(_SEAL)
-        rest = data[len(first) + 1 : max(end, 0)]
-        lines = rest.split(b",\n") if rest else []
-        if end < 0 or data[end:] != _end(map(_digest, (first, *lines))):
-            raise self._damaged("does not match its seal")
-        if head.owner != self._owner:
-            raise AccessError(
-                f"{self.path}: has the users of {head.owner}, and this is {self._owner}: give the "
+                f"{self.path}: has the users of {owner}, and this is {self._owner}: give the "
                 "daemon its former name, or move the file away and make the users again"
             )
-        return lines
-
-    def _decoded(self, data: bytes, kind: type[_Struct]) -> _Struct:
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._damaged(str(error)) from None
-
-    def _damaged(self, reason: str) -> AccessError:
-        return AccessError(
-            f"{self.path}: was changed by hand, or damaged: {reason}; put a good copy in its "
-            "place, or move it away to start without users"
-        )
+        self._stamp = self._stamp_now()
+        return dict(map(self._account, lines))
 
     def _account(self, data: bytes) -> tuple[str, Account]:
-        line = self._decoded(data, _Line)
+        line = _decoded(self.path, data, _Line)
         verifier = Verifier(line.salt, line.iterations, line.stored_key, line.server_key)
         known = verifier if verifier != _NO_VERIFIER else None
         secret = line.secret if line.encrypted is None else self._decrypted(line)
         try:
             rules = Rules(map(_entry, line.custom), map(_entry, line.default))
         except (BadRule, ValueError) as error:
-            raise self._damaged(str(error)) from None
+            raise _damaged(self.path, str(error)) from None
         account = Account(User(line.name, line.kind, line.status, known, secret), rules)
         if self._cipher is not None and line.secret is not None:
             self.has_clear_secrets = True
@@ -224,6 +195,57 @@ class UsersFile:
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_sealed(path: Path) -> tuple[str, list[bytes]]:
+    """The daemon whose users a file has, and a line for each of them.
+
+    Raises AccessError, OSError.
+    """
+    try:
+        data = read_private(path, _BYTES_MAX)
+    except NotPrivate as error:
+        raise AccessError(str(error)) from None
+    first, _, _ = data.partition(b"\n")
+    head = _decoded(path, first + b"]}", _Head)
+    if head.format != _FORMAT:
+        raise AccessError(
+            f"{path}: has format {head.format}, and this version reads {_FORMAT}: start "
+            "the version that wrote it"
+        )
+    end = data.rfind(_SEAL)
+    rest = data[len(first) + 1 : max(end, 0)]
+    lines = rest.split(b",\n") if rest else []
+    if end < 0 or data[end:] != _end(map(_digest, (first, *lines))):
+        raise _damaged(path, "does not match its seal")
+    return head.owner, lines
+
+
+def super_users(path: Path) -> list[str]:
+    """The names of Super users in a file, whatever its state. Raises OSError."""
+    names = []
+    for data in path.read_bytes().splitlines():
+        try:
+            line = msgspec.json.decode(data.removesuffix(b","), type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if line.kind is UserKind.SUPER:
+            names.append(line.name)
+    return sorted(names)
+
+
+def _decoded(path: Path, data: bytes, kind: type[_Struct]) -> _Struct:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> AccessError:
+    return AccessError(
+        f"{path}: was changed by hand, or damaged: {reason}; put a good copy in its "
+        "place, or move it away to start without users"
+    )
 
 
 def _digest(line: bytes) -> bytes:
