@@ -18,6 +18,7 @@ import anyio
 
 from headrace.errors import HeadraceError
 from headrace.messages import Message, encoded
+from headrace.producer.block import DEFAULT_COMPRESSION
 from headrace.producer.sender import Sender
 from headrace.received import MessageBatch, ReceivedMessage
 from headrace.values import now_ms
@@ -69,7 +70,7 @@ class Traces:
             _GROUP,
             timeout_ms=3000,
             delivery_timeout_ms=_DELIVERY_TIMEOUT_MS,
-            compress_from_bytes=4096,
+            compression=DEFAULT_COMPRESSION,
             is_traced=False,
         )
         # Texts of records, each with its keys, the oldest first.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable  # noqa: TC003 - of a NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace_protocol.errors import CorruptRecord, PortableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 # Bits of a record's sysFlag.
 COMPRESSED: Final = 0x1
@@ -47,12 +49,24 @@ class BatchTooLarge(PortableError, ValueError):
         )
 
 
-def compress(body: bytes, level: int = 5) -> tuple[bytes, int]:
-    """The body compressed with ZLIB, and the sysFlag bits for that; as it is if that is shorter."""
-    compressed = zlib.compress(body, level)
-    if len(compressed) >= len(body):
-        return body, 0
-    return compressed, COMPRESSED | COMPRESSION_ZLIB
+class Codec(NamedTuple):
+    """A way of compressing. flags: the bits of sysFlag for it."""
+
+    flags: int
+    deflate: Callable[[bytes], bytes]
+
+    def compress(self, body: bytes) -> tuple[bytes, int]:
+        """The body compressed, and its sysFlag bits; as it is if that is not longer."""
+        compressed = self.deflate(body)
+        if len(compressed) >= len(body):
+            return body, 0
+        return compressed, self.flags
+
+
+def codec(name: str) -> Codec:
+    """The codec "zlib", "lz4" or "zstd". Raises CodecMissing, KeyError for another name."""
+    flags, make = _DEFLATE[name]
+    return Codec(COMPRESSED | flags, make())
 
 
 def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
@@ -96,43 +110,100 @@ def decompress_each(
         room -= len(body)
 
 
-# Each stops at ``bytes_max``, so that a small body cannot fill the memory. They return None for a
-# truncated body, except with ZSTD, whose reader does not detect it.
+# Each stops behind ``bytes_max``, so that a small body cannot fill the memory: after a look at the
+# size that the body declares, pieces are inflated until there are more bytes than that. They return
+# None for a truncated body, except with ZSTD, whose reader does not detect it.
+
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+def _joined(first: bytes, more: Callable[[], bytes], bytes_max: int) -> bytes:
+    """All pieces, or so many that they are more than ``bytes_max``."""
+    pieces, size, piece = [first], len(first), first
+    while piece and size < bytes_max and (piece := more()):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces) if len(pieces) > 1 else first
 
 
 def _inflate_zlib(stored_body: bytes, bytes_max: int) -> bytes | None:
     inflater = zlib.decompressobj()
+    piece_bytes = min(bytes_max, _PIECE_BYTES)
+
+    def more() -> bytes:
+        return inflater.decompress(inflater.unconsumed_tail, piece_bytes)
+
     try:
-        body = inflater.decompress(stored_body, bytes_max)
+        body = _joined(inflater.decompress(stored_body, piece_bytes), more, bytes_max)
     except zlib.error as error:
         raise CorruptRecord(0, f"ZLIB body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) == bytes_max else None
+    return body if inflater.eof or len(body) >= bytes_max else None
 
 
 def _inflate_lz4(stored_body: bytes, bytes_max: int) -> bytes | None:
+    frame = _lz4("the body is LZ4-compressed")
+    inflater = frame.LZ4FrameDecompressor()
+    piece_bytes = min(bytes_max, _PIECE_BYTES)
+
+    def more() -> bytes:
+        if inflater.eof or inflater.needs_input:
+            return b""
+        piece: bytes = inflater.decompress(b"", piece_bytes)
+        return piece
+
     try:
-        import lz4.frame
-    except ImportError as error:
-        raise CodecMissing("the body is LZ4-compressed: pip install lz4") from error
-    inflater = lz4.frame.LZ4FrameDecompressor()
-    try:
-        body: bytes = inflater.decompress(stored_body, bytes_max)
+        declared = frame.get_frame_info(stored_body)["content_size"]
+        _check_declared("LZ4", stored_body, declared, bytes_max)
+        body = _joined(inflater.decompress(stored_body, piece_bytes), more, bytes_max)
     except RuntimeError as error:
         raise CorruptRecord(0, f"LZ4 body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) == bytes_max else None
+    return body if inflater.eof or len(body) >= bytes_max else None
 
 
 def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise CodecMissing("the body is ZSTD-compressed: pip install zstandard") from error
+    zstandard = _zstd("the body is ZSTD-compressed")
     try:
         # Java's stream writer leaves the size out of the frame, which one-shot decompress() needs.
-        return zstandard.ZstdDecompressor().stream_reader(stored_body).read(bytes_max)
+        _check_declared("ZSTD", stored_body, zstandard.frame_content_size(stored_body), bytes_max)
+        reader = zstandard.ZstdDecompressor().stream_reader(stored_body)
+        piece_bytes = min(bytes_max, _PIECE_BYTES)
+        return _joined(reader.read(piece_bytes), lambda: reader.read(piece_bytes), bytes_max)
     except zstandard.ZstdError as error:
         raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error
 
+
+def _check_declared(name: str, stored_body: bytes, declared: int, bytes_max: int) -> None:
+    """Raise BodyTooLarge for a frame that says itself that it reaches ``bytes_max``."""
+    if declared >= bytes_max:
+        raise BodyTooLarge(name, len(stored_body), bytes_max - 1)
+
+
+def _lz4(need: str) -> Any:
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise CodecMissing(f"{need}: pip install lz4") from error
+    return lz4.frame
+
+
+def _zstd(need: str) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise CodecMissing(f"{need}: pip install zstandard") from error
+    return zstandard
+
+
+# RocketMQ's level.
+_ZLIB_LEVEL: Final = 5
+_DEFLATE: Final[dict[str, tuple[int, Callable[[], Callable[[bytes], bytes]]]]] = {
+    "zlib": (COMPRESSION_ZLIB, lambda: partial(zlib.compress, level=_ZLIB_LEVEL)),
+    "lz4": (COMPRESSION_LZ4, lambda: _lz4("compression='lz4' needs a package").compress),
+    "zstd": (
+        COMPRESSION_ZSTD,
+        lambda: _zstd("compression='zstd' needs a package").ZstdCompressor().compress,
+    ),
+}
 
 _ZLIB = ("ZLIB", _inflate_zlib)
 _CODECS: dict[int, tuple[str, Callable[[bytes, int], bytes | None]]] = {

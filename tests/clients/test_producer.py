@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ from headrace.producer.selector import queue_index
 from headrace.route import TopicRoute
 from headrace_protocol.bodies import BrokerData, QueueData, TopicRouteData
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.compression import decompress
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import SendMessageHeaderV2
@@ -204,6 +206,32 @@ async def test_large_bodies_are_compressed() -> None:
     async with producing(compress_from_bytes=None) as (p, _, (broker,)):
         await p.send(Message("T", body))
         assert broker.last(SEND).body == body
+
+
+@pytest.mark.parametrize(("name", "flags"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+async def test_bodies_are_compressed_with_the_codec_that_is_named(name: Any, flags: int) -> None:
+    body = b"headrace " * 1000
+    async with producing(compression=name) as (p, _, (broker,)):
+        await p.send(Message("T", body))
+        asked = broker.last(SEND)
+        assert asked.ext["f"] == str(flags)
+        assert len(asked.body) < len(body)
+        assert decompress(asked.body, flags) == body
+
+
+@pytest.mark.parametrize("name", ["gzip", "", None, ["zlib"]])
+def test_an_unknown_codec_is_refused_at_once(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"compression=.* must be 'zlib', 'lz4'"):
+        Producer(compression=name, nameserver="127.0.0.1:65001")
+
+
+@pytest.mark.parametrize(("name", "module"), [("lz4", "lz4"), ("zstd", "zstandard")])
+def test_a_codec_without_its_package_says_what_to_install(
+    name: Any, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=f"pip install {module}"):
+        Producer(compression=name, nameserver="127.0.0.1:65001")
 
 
 async def test_a_chosen_queue_gets_the_message() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+import tracemalloc
 import zlib
 
 import lz4.frame
@@ -18,7 +19,7 @@ from headrace_protocol.compression import (
     COMPRESSION_ZSTD,
     BodyTooLarge,
     CodecMissing,
-    compress,
+    codec,
     decompress,
 )
 from headrace_protocol.errors import CorruptRecord
@@ -215,15 +216,60 @@ BODY = b"many words, many words, many words"
     ("body", "sys_flag"),
     [
         (BODY, 0),
-        compress(BODY),
+        *(codec(name).compress(BODY * 9) for name in ("zlib", "lz4", "zstd")),
         (zlib.compress(BODY), COMPRESSED),
         (lz4.frame.compress(BODY), COMPRESSED | COMPRESSION_LZ4),
         (zstandard.compress(BODY), COMPRESSED | COMPRESSION_ZSTD),
     ],
 )
 def test_a_body_is_decompressed(body: bytes, sys_flag: int) -> None:
-    assert stored(body, sys_flag).body == BODY
+    assert stored(body, sys_flag).body in {BODY, BODY * 9}
     assert stored(body, sys_flag).stored_body == body
+
+
+def test_a_body_that_does_not_become_shorter_stays() -> None:
+    for name in ("zlib", "lz4", "zstd"):
+        assert codec(name).compress(b"x") == (b"x", 0)
+
+
+# Of no declared size, as streams of other clients.
+STREAMED = {
+    "zlib": (zlib.compress(bytes(50_000_000)), 0),
+    "lz4": (lz4.frame.compress(bytes(50_000_000), store_size=False), COMPRESSION_LZ4),
+    "zstd": (
+        zstandard.ZstdCompressor(write_content_size=False).compress(bytes(50_000_000)),
+        COMPRESSION_ZSTD,
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "kind"), STREAMED.values(), ids=STREAMED.keys())
+def test_a_bomb_costs_a_piece_more_than_allowed(body: bytes, kind: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            decompress(body, COMPRESSED | kind, 100_000)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        assert peak_bytes < 1_000_000
+        assert len(decompress(body, COMPRESSED | kind)) == 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (lz4.frame.compress(bytes(5_000_000), store_size=True), COMPRESSION_LZ4),
+        (zstandard.compress(bytes(5_000_000)), COMPRESSION_ZSTD),
+    ],
+)
+def test_a_size_that_is_declared_is_checked_first(body: bytes, kind: int) -> None:
+    # Damaged behind the declaration, which nobody reads.
+    damaged = body[:20] + bytes(len(body) - 20)
+    with pytest.raises(BodyTooLarge):
+        decompress(damaged, COMPRESSED | kind, 4_999_999)
+    with pytest.raises(CorruptRecord):
+        decompress(damaged, COMPRESSED | kind, 5_000_000)
 
 
 @pytest.mark.parametrize("kind", [0, COMPRESSION_LZ4, COMPRESSION_ZSTD])
@@ -233,17 +279,17 @@ def test_a_body_that_is_not_compressed_is_corrupt(kind: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "body", "kind"),
+    ("name", "body", "kind"),
     [
         ("ZLIB", zlib.compress(bytes(1_000_000)), 0),
         ("LZ4", lz4.frame.compress(bytes(1_000_000)), COMPRESSION_LZ4),
         ("ZSTD", zstandard.compress(bytes(1_000_000)), COMPRESSION_ZSTD),
     ],
 )
-def test_a_body_is_decompressed_no_further_than_allowed(codec: str, body: bytes, kind: int) -> None:
+def test_a_body_is_decompressed_no_further_than_allowed(name: str, body: bytes, kind: int) -> None:
     sys_flag = COMPRESSED | kind
     assert len(decompress(body, sys_flag, 1_000_000)) == 1_000_000
-    with pytest.raises(BodyTooLarge, match=f"{codec} body of {len(body)} bytes .* 999999"):
+    with pytest.raises(BodyTooLarge, match=f"{name} body of {len(body)} bytes .* 999999"):
         decompress(body, sys_flag, 999_999)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate, repeat
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace.producer.encoding import BulkOutgoing, Outgoing
-from headrace_protocol.compression import compress
+from headrace_protocol.compression import Codec, codec
 from headrace_protocol.message import DELETE, UNIQ_KEY, encode_batch
 
 if TYPE_CHECKING:
@@ -29,42 +29,50 @@ _DELETION_BODY = b"deleted"
 _DELETION_PROPERTY = f"{DELETE}\x01true\x02".encode()
 
 
+class Compression(NamedTuple):
+    """Bodies of ``from_bytes`` and more are compressed."""
+
+    from_bytes: int
+    codec: Codec
+
+
+# RocketMQ's.
+DEFAULT_COMPRESSION = Compression(4096, codec("zlib"))
+
+
 class Block:
     """Bodies and properties of messages, in order; not empty.
 
     properties: properties of each message, or one value for all, without the client's message ids.
-    compress_from_bytes: bodies of this size and more are compressed, if the request's format has
-        a compression flag per message.
+    compression: of large bodies, if the request's format has a compression flag per message.
     sizes: size of each body in bytes.
     """
 
-    __slots__ = ("_any_broker", "_compress_from_bytes", "bodies", "properties", "sizes", "topic")
+    __slots__ = ("_any_broker", "_compression", "bodies", "properties", "sizes", "topic")
 
     def __init__(
         self,
         topic: str,
         bodies: Sequence[bytes],
         properties: Sequence[bytes] | bytes = b"",
-        compress_from_bytes: int | None = None,
+        compression: Compression | None = None,
         sizes: Sequence[int] | None = None,
     ) -> None:
         self.topic = topic
         self.bodies = bodies
         self.sizes = list(map(len, bodies)) if sizes is None else sizes
         self.properties = properties
-        self._compress_from_bytes = compress_from_bytes
+        self._compression = compression
         self._any_broker: Outgoing | None = None
 
     @classmethod
     def of(
-        cls, messages: Sequence[EncodedMessage], compress_from_bytes: int | None = None
+        cls, messages: Sequence[EncodedMessage], compression: Compression | None = None
     ) -> Block:
         """A block of messages of one topic."""
         bodies = [message.body for message in messages]
         properties = [message.properties for message in messages]
-        return cls(
-            messages[0].topic, bodies, properties if any(properties) else b"", compress_from_bytes
-        )
+        return cls(messages[0].topic, bodies, properties if any(properties) else b"", compression)
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -146,13 +154,13 @@ class Block:
 
     def _stored_bodies(self) -> tuple[Sequence[bytes], Sequence[int] | int]:
         """The bodies as stored, and the sysFlag of each body or one for all."""
-        bodies, threshold = self.bodies, self._compress_from_bytes
-        if threshold is None or max(self.sizes) < threshold:
+        bodies, compression = self.bodies, self._compression
+        if compression is None or max(self.sizes) < compression.from_bytes:
             return bodies, 0
         stored, flags = list(bodies), [0] * len(bodies)
         for index, body in enumerate(bodies):
-            if len(body) >= threshold:
-                stored[index], flags[index] = compress(body)
+            if len(body) >= compression.from_bytes:
+                stored[index], flags[index] = compression.codec.compress(body)
         return stored, flags
 
     def _all_properties(self, ids: list[str]) -> list[bytes]:

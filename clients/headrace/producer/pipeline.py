@@ -314,14 +314,14 @@ class Pipeline(Startable):
         """Body size from which a message needs a request of its own, not a batch."""
         if not takes_batches(target.queue.topic):
             return 0
-        compress_from_bytes = self._sender.compress_from_bytes
-        if compress_from_bytes is None or (connection and self._sender.takes_blocks(connection)):
+        compression = self._sender.compression
+        if compression is None or (connection and self._sender.takes_blocks(connection)):
             return BODY_BYTES_MAX + 1
-        return compress_from_bytes
+        return compression.from_bytes
 
     def _block(self, messages: Sequence[EncodedMessage], span: SendSpan | None = None) -> Block:
         """A block of messages, which carry the span's context."""
-        block = Block.of(messages, self._sender.compress_from_bytes)
+        block = Block.of(messages, self._sender.compression)
         if span:
             span.add_to(block)
         return block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from headrace.config import check_callback, check_limits, check_plain_callback
 from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
@@ -11,6 +11,7 @@ from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, encoded
 from headrace.names import check_group, check_topic
+from headrace.producer.block import Compression
 from headrace.producer.pipeline import Pipeline
 from headrace.producer.requests import Requests
 from headrace.producer.sender import Sender
@@ -20,8 +21,10 @@ from headrace.producer.window import Window
 from headrace.recall import recall
 from headrace.telemetry import ended
 from headrace.trace_start import start_traces
+from headrace.values import shown
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.command import FLAG_ONEWAY
+from headrace_protocol.compression import CodecMissing, codec
 from headrace_protocol.recall_handle import decode_recall_handle
 
 if TYPE_CHECKING:
@@ -45,7 +48,9 @@ class Producer(Startable):
     delivery_timeout_ms: how long retryable errors are retried, with pauses that grow up to a
         second; 0 makes a single attempt. A retry after a timeout can store a message twice: brokers
         do not detect duplicates.
-    compress_from_bytes: compress bodies of this size and more (zlib); None disables compression.
+    compress_from_bytes: compress bodies of this size and more; None disables compression.
+    compression: "zlib", which every consumer reads, "lz4" or "zstd", which need packages of the
+        same name (lz4, zstandard) here and at our consumers.
     on_check: ``async def on_check(message: ReceivedMessage) -> bool | None``, asked by brokers
         about transactions of the group, also those of other processes, that nobody decided.
         Returns True to commit the message, False to roll it back, None to be asked again later.
@@ -63,6 +68,7 @@ class Producer(Startable):
         timeout_ms: float = 3000,
         delivery_timeout_ms: float = DELIVERY_TIMEOUT_MS,
         compress_from_bytes: int | None = 4096,
+        compression: Literal["zlib", "lz4", "zstd"] = "zlib",
         on_check: OnCheck | None = None,
         connect: Connect | None = None,
         **how: Unpack[ConnectOptions],
@@ -80,7 +86,7 @@ class Producer(Startable):
             group,
             timeout_ms=timeout_ms,
             delivery_timeout_ms=delivery_timeout_ms,
-            compress_from_bytes=compress_from_bytes,
+            compression=_compression(compress_from_bytes, compression),
         )
 
         self._requests = Requests(self._instance, self._sender)
@@ -232,3 +238,16 @@ class Producer(Startable):
         """The currently writable queues of ``topic``. Raises RouteNotFound."""
         self._instance.check_open("Producer")
         return (await self._instance.route(topic)).write_queues
+
+
+def _compression(from_bytes: int | None, name: str) -> Compression | None:
+    """Raises ConfigurationError for an unknown codec, or one without its package."""
+    try:
+        found = codec(name)
+    except CodecMissing as error:
+        raise ConfigurationError(str(error)) from error
+    except (KeyError, TypeError):
+        raise ConfigurationError(
+            f"compression={shown(name)}: must be 'zlib', 'lz4' or 'zstd'"
+        ) from None
+    return None if from_bytes is None else Compression(from_bytes, found)

@@ -37,6 +37,7 @@ from headrace_protocol.system_topics import DEFAULT_TOPIC
 
 if TYPE_CHECKING:
     from headrace.instance import ClientInstance
+    from headrace.producer.block import Compression
     from headrace.telemetry import SendSpan
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.drivers.aio import AsyncConnection
@@ -55,7 +56,7 @@ class Sender:
         *,
         timeout_ms: float,
         delivery_timeout_ms: float,
-        compress_from_bytes: int | None,
+        compression: Compression | None,
         is_traced: bool = True,
     ) -> None:
         self.instance = instance
@@ -64,7 +65,7 @@ class Sender:
         self._is_traced = is_traced
         self.faults = BrokerFaults()
         self._group = group
-        self.compress_from_bytes = compress_from_bytes
+        self.compression = compression
         self._publications: dict[str, Publication] = {}
         self._without_blocks: set[str] = set()
         ip = local_ip()
@@ -79,7 +80,7 @@ class Sender:
 
     def encode(self, message: EncodedMessage) -> tuple[Outgoing, SendSpan | None]:
         """Encode a message for any broker; the span to end with the outcome."""
-        block = Block.of([message], self.compress_from_bytes)
+        block = Block.of([message], self.compression)
         span = self.start_span(block)
         return block.for_any_broker(now_ms(), self._new_message_id), span
 

@@ -13,6 +13,7 @@ from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.messages import Message, SendResult, encoded
 from headrace.names import check_topic
+from headrace.producer.block import DEFAULT_COMPRESSION
 from headrace.producer.producer import DELIVERY_TIMEOUT_MS
 from headrace.producer.sender import Sender
 from headrace.table.codec import codec
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _GROUP = "headrace_table"
-_COMPRESS_FROM_BYTES = 4096
 
 
 class Change(msgspec.Struct, Generic[Value], frozen=True):
@@ -143,7 +143,7 @@ class Table(Startable, Generic[Value]):
             _GROUP,
             timeout_ms=timeout_ms,
             delivery_timeout_ms=delivery_timeout_ms,
-            compress_from_bytes=_COMPRESS_FROM_BYTES,
+            compression=DEFAULT_COMPRESSION,
         )
         self._begin()
 
