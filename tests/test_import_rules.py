@@ -354,6 +354,7 @@ FEATURE = SERVICE | {
 }
 # Modules that may import more than the rest of their folder.
 MAY_IMPORT_TOO = {
+    "headrace_broker.consumer.filtered": {"headrace_broker.queue_directory", "numpy"},
     "headrace_protocol.serving": {"headrace_protocol.rights.rules"},
     "headrace_protocol.subject": {"headrace_protocol.rights.rules"},
     "headrace_protocol.batch_items": {"numpy"},

@@ -178,6 +178,19 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
         "Hold pulls at the end of a queue for as long as they request; otherwise for 1 s.",
         reloadable=True,
     )
+    enable_property_filter: bool = _setting(
+        True, "Let consumers filter by SQL92 expressions on properties; otherwise only by tag."
+    )
+    max_filter_message_size: int = _setting(
+        16_000,
+        "Maximum number of messages that a read looks at for a SQL92 filter before it answers.",
+        reloadable=True,
+        ge=32,
+        le=1_000_000,
+    )
+    filter_support_retry: bool = _setting(
+        False, "Apply the SQL92 filter of a topic also to the messages that its groups retry."
+    )
     max_message_size: int = _setting(
         4 * 1024 * 1024,
         "Maximum size of a message body.",

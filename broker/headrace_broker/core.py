@@ -12,6 +12,7 @@ import structlog
 from headrace_broker.access.opening import open_access
 from headrace_broker.cluster.registration import Registration
 from headrace_broker.consumer.conflicts import SubscriptionConflicts
+from headrace_broker.consumer.filter_table import FILTER_NAME, FilterTable
 from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
 from headrace_broker.consumer.locks import QueueLocks
 from headrace_broker.consumer.long_polling import LongPolling
@@ -141,6 +142,7 @@ class Core:
     """The argument of a feature's ``build``.
 
     changes: logs the changes that clients make. audit: records administration.
+    filters: those that groups have registered.
     own_queues: this broker's queues of static topics. rights: the users and their rules.
     added: the features as one record; empty until all are built.
     """
@@ -150,6 +152,7 @@ class Core:
     store: MessageStore
     tables: Tables
     clients: Clients
+    filters: FilterTable
     serving: Serving
     messages: Messages
     directory: QueueDirectory
@@ -189,15 +192,24 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
     rights = around.rights or open_access(config, changes)
     tables = _tables(config, store, budget)
     store.is_batch_topic = tables.topics.is_batched
-    clients = _clients(config, tables, budget, changes, pace)
+    filters = FilterTable(config, _file(config, store, FILTER_NAME), store.clock.now_ms, budget)
+    clients = _clients(config, tables, filters, budget, changes, pace)
     serving = _serving(config, store, clients, around)
     directory = QueueDirectory(config.broker_name, store, tables.topics)
     statistics = BrokerStatistics()
     watch = PullWatch(clients.consumers, partial(_watched_queues, tables), pace.sliced_work.start)
     messages = _messages(
-        config, rights.access, store, tables, clients, directory, statistics, watch, serving
+        config,
+        rights.access,
+        store,
+        tables,
+        clients,
+        filters,
+        directory,
+        statistics,
+        watch,
+        serving,
     )
-
     peers, nameservers = _peers(config, serving)
 
     async def before(nameserver: str) -> None:
@@ -210,6 +222,7 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
         store=store,
         tables=tables,
         clients=clients,
+        filters=filters,
         serving=serving,
         messages=messages,
         directory=directory,
@@ -217,27 +230,20 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
         nameservers=nameservers,
         own_queues=OwnQueues(tables.mappings, store),
         registration=Registration(
-            config,
-            nameservers,
-            tables.topics,
-            tables.mappings,
-            before,
-            around.listener.address,
+            config, nameservers, *tables[:2], before, around.listener.address
         ),
         pull_watch=watch,
         statistics=statistics,
         budget=budget,
         changes=changes,
         audit=_audit_log(config),
-        health=Health(
-            serving.server,
-            clients.long_polling,
-            serving.watchdog,
-            around.supervisor,
-            lambda: core.added,
-        ),
+        health=_health(serving, clients, lambda: core.added),
     )
     return core
+
+
+def _health(serving: Serving, clients: Clients, added: Callable[[], Feature]) -> Health:
+    return Health(serving.server, clients.long_polling, serving.watchdog, serving.supervisor, added)
 
 
 def _file(config: BrokerConfig, store: MessageStore, name: str) -> ConfigFile:
@@ -266,14 +272,19 @@ def _watched_queues(tables: Tables, topic: str) -> int:
 
 
 def _clients(
-    config: BrokerConfig, tables: Tables, budget: HostBudget, changes: HostLog, pace: Pace
+    config: BrokerConfig,
+    tables: Tables,
+    filters: FilterTable,
+    budget: HostBudget,
+    changes: HostLog,
+    pace: Pace,
 ) -> Clients:
     run_long = pace.sliced_work.start
     locks, conflicts = QueueLocks(budget), SubscriptionConflicts(config, changes)
     return Clients(
         ClientRequests(),
         LongPolling(run_long),
-        ConsumerManager(tables.groups, locks, conflicts, config, run_long),
+        ConsumerManager(tables.groups, locks, conflicts, config, run_long, filters.left),
         ProducerManager(run_long),
         locks,
     )
@@ -341,6 +352,7 @@ def _messages(
     store: MessageStore,
     tables: Tables,
     clients: Clients,
+    filters: FilterTable,
     directory: QueueDirectory,
     statistics: BrokerStatistics,
     watch: PullWatch,
@@ -361,6 +373,7 @@ def _messages(
         clients.long_polling,
         statistics,
         watch,
+        filters,
     )
     delivery = Delivery(topics, directory, host_log)
     return Messages(

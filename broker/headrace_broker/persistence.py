@@ -170,6 +170,11 @@ class SavedFile:
         else:
             self.finish()
 
+    @property
+    def is_saved(self) -> bool:
+        """True if all changes so far are on disk."""
+        return self._saved_count == self._change_count
+
     def when_saved(self, callback: Callable[[Exception | None], None]) -> None:
         """Call back once all changes so far are on disk, or with the error that prevented it."""
         if self._saved_count == self._change_count:

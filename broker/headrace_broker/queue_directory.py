@@ -136,6 +136,10 @@ class GroupPositions(Protocol):
         """The offset at which a pull must resume after a reset, returned once."""
 
 
+# A reader that applies a filter: its text, and what applies it to a source.
+MakeFiltered = Callable[[str, Callable[["Reader"], "Reader"]], "Reader"]
+
+
 class Here(NamedTuple):
     """A queue that this broker serves.
 
@@ -147,6 +151,7 @@ class Here(NamedTuple):
     positions: where the positions of groups is kept; None for the table of this broker's queues.
     no_position: reported in statistics for a group that has committed nothing; -1 where its
     position may be in another queue.
+    filtered: makes a reader with a filter; None where ``source`` is to be read through one.
     """
 
     queue: StoreQueue | None
@@ -156,6 +161,7 @@ class Here(NamedTuple):
     reader: Reader | None = None
     positions: GroupPositions | None = None
     no_position: int = 0
+    filtered: MakeFiltered | None = None
 
 
 class Elsewhere(NamedTuple):

@@ -118,6 +118,37 @@ class SubscriptionData(Body):
     class_filter_mode: bool = False
 
 
+class ConsumerFilterData(Body):
+    """A group's filter on a topic, as Apache's broker saves it in config/consumerFilter.json.
+
+    client_version: the version of the subscription. born_time, dead_time: ms since 1970; dead_time
+    is 0 while the group has members.
+    """
+
+    topic: str = ""
+    consumer_group: str = ""
+    expression: str = ""
+    expression_type: str = ""
+    client_version: Int64 = 0
+    born_time: Int64 = 0
+    dead_time: Int64 = 0
+    dead: bool = False
+    bloom_filter_data: dict[str, Any] | None = None
+
+
+class TopicFilters(Body):
+    """The filters on a topic, by group; with fields that only another broker knows."""
+
+    topic: str = ""
+    group_filter_data: dict[str, dict[str, Any]] = {}
+
+
+class ConsumerFilterWrapper(Body):
+    """The table of SQL92 filters, by topic, as the file has it."""
+
+    filter_data_by_topic: dict[str, TopicFilters] = {}
+
+
 # -- nameserver ------------------------------------------------------------------------------------
 
 

@@ -172,6 +172,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         topics.incarnations.saved.finish,
         topics.saved.finish,
         groups.saved.finish,
+        core.filters.saved.finish,
         owners.saved.finish,
         part(core, Compaction).finish,
         part(core, Transactions).finish,

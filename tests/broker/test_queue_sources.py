@@ -87,6 +87,24 @@ async def test_tags_choose_messages(build: Build, read: Pull, tmp_path: Path) ->
 
 
 @READS
+async def test_sql_chooses_messages(build: Build, read: Pull, tmp_path: Path) -> None:
+    """A condition on properties, whatever the messages are read from."""
+    queue = await build(tmp_path, False)
+    keys = sorted(message.key for message in queue.messages.values())
+    middle = keys[len(keys) // 2]
+    for limits in ((1, 1), (3, 100_000), (32, 2500), LARGE):
+        for condition, tags in (("TAGS STARTSWITH 't0'", "t0"), ("TAGS IN ('t1')", "t1")):
+            found = read_all(queue, read, limits, subscription=condition, expression_type="SQL92")
+            assert found == bodies(queue, tags), (condition, limits)
+    found = read_all(queue, read, subscription=f"KEYS = '{middle}'", expression_type="SQL92")
+    assert found == {
+        at: message.body for at, message in queue.messages.items() if message.key == middle
+    }
+    nothing = read_all(queue, read, subscription="missing = 5", expression_type="SQL92")
+    assert nothing == {}
+
+
+@READS
 async def test_an_offset_outside_is_answered_with_the_next_one(
     build: Build, read: Pull, tmp_path: Path
 ) -> None:

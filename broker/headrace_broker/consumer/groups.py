@@ -217,9 +217,12 @@ class ConsumerManager(_Groups):
         conflicts: SubscriptionConflicts,
         policy: NoticePolicy,
         run_long: RunLong = run_at_once,
+        last_left: Callable[[str], None] = lambda _group: None,
     ) -> None:
+        """last_left: called with a group whose last member has left."""
         super().__init__(run_long)
         self.change_count = 0
+        self._last_left = last_left
         self._locks = locks
         self._conflicts = conflicts
         self._policy = policy
@@ -285,6 +288,7 @@ class ConsumerManager(_Groups):
         else:
             self._update_index(group, self._groups.pop(group).subscriptions, ())
             self.change_count += 1
+            self._last_left(group)
 
     def _is_connected(self, group: str, member: Member) -> bool:
         """True if a client is still a member, by another connection."""

@@ -60,7 +60,7 @@ def read(
     """
     end = perf_counter() + _SCAN_S
     while True:
-        result = source.source.get(first, count_max, bytes_max, tags)
+        result = source.reader.get(first, count_max, bytes_max, tags)
         if result.status is GetStatus.FOUND:
             offsets, physical_offset = offsets_of(result.buffers)
             return Found(

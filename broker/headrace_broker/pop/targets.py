@@ -6,7 +6,8 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.consumer.filtered import FilteredReader
+from headrace_broker.consumer.filters import Filter, filter_of
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_protocol.codes import ResponseCode
@@ -20,7 +21,7 @@ from headrace_protocol.system_topics import RETRY_PREFIX
 if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
     from headrace_broker.core import Tables
-    from headrace_broker.queue_directory import QueueDirectory, Source
+    from headrace_broker.queue_directory import QueueDirectory, Reader, Source
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.serving import Request
@@ -29,12 +30,13 @@ _TARGETS_MAX: Final = 10_000
 
 
 class PopSource(NamedTuple):
-    """A queue, and how a POP names it."""
+    """A queue, and how a POP names it. reader: where messages are read, through a filter or not."""
 
     kind: TopicKind
     topic: str
     queue: StoreQueue
     source: Source
+    reader: Reader
 
     @property
     def queue_id(self) -> int:
@@ -114,12 +116,20 @@ class PopTargets:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "a POP without a consumer group"
             )
         self._groups.check_consumable(group, host, before_create)
-        tags = self._tags(wanted)
+        found = self._filter(wanted)
         queue_ids = range(config.read_queue_nums) if queue_id == ANY_QUEUE else (queue_id,)
         sources = tuple(
-            self._source(TopicKind.NORMAL, group, topic, each, host) for each in queue_ids
+            self._filtered(self._source(TopicKind.NORMAL, group, topic, each, host), found)
+            for each in queue_ids
         )
-        return PopTarget(wanted, self._retries(group, topic, host), sources, tags)
+        return PopTarget(wanted, self._retries(group, topic, host), sources, found.tags)
+
+    def _filtered(self, source: PopSource, wanted: Filter) -> PopSource:
+        if wanted.expression is None:
+            return source
+        return source._replace(
+            reader=FilteredReader(source.source, wanted.expression, self._config)
+        )
 
     def _check_queue_id(self, config: TopicConfig, queue_id: int) -> None:
         if not ANY_QUEUE <= queue_id < config.read_queue_nums:
@@ -129,9 +139,9 @@ class PopTargets:
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}]",
             )
 
-    def _tags(self, wanted: Wanted) -> frozenset[int] | None:
+    def _filter(self, wanted: Wanted) -> Filter:
         try:
-            return wanted_tags(wanted.expression, wanted.expression_type)
+            return filter_of(wanted.expression, wanted.expression_type, self._config)
         except RequestError as error:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -172,4 +182,4 @@ class PopTargets:
                 "consume it by pulls",
             )
         assert place.queue is not None
-        return PopSource(kind, topic, place.queue, place.source)
+        return PopSource(kind, topic, place.queue, place.source, place.source)

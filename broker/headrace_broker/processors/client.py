@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace_broker.consumer.filters import wanted_tags
 from headrace_broker.consumer.groups import Member
 from headrace_broker.consumer.own_groups import check_not_own
 from headrace_broker.host_budget import Host
+from headrace_broker.persistence import SAVES
 from headrace_broker.queue_directory import Use
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import HeartbeatResponseHeader
@@ -37,11 +37,12 @@ from headrace_protocol.headers import (
 from headrace_protocol.rights.late import check_create
 from headrace_protocol.rights.rules import Action, Kind
 from headrace_protocol.serving import Reply
-from headrace_protocol.waiting import at_once, ready, take_break
+from headrace_protocol.waiting import at_once, ready, take_break, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace_broker.consumer.filter_table import FilterTable
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from headrace_broker.topics.table import TopicTable
     from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import ConsumerData, MessageQueue
-    from headrace_protocol.serving import LongFunction, Registry, Request
+    from headrace_protocol.serving import LongFunction, Registry, Request, Work
 
 # Like the peer, call a queue young if its first message is no further from the end of the log than
 # this share of the machine's memory.
@@ -97,7 +98,9 @@ class ClientProcessor:
         offsets: ConsumerOffsets,
         locks: QueueLocks,
         steady_ms: NowMs,
+        filters: FilterTable,
     ) -> None:
+        self._filters = filters
         self._store = store
         self._topics = topics
         self._directory = directory
@@ -124,7 +127,7 @@ class ClientProcessor:
 
     def heartbeat(
         self, begin_long: Callable[[LongFunction, Request], None], request: Request
-    ) -> Reply | None:
+    ) -> Reply | Work | None:
         """HEART_BEAT: register or renew a client in its groups.
 
         A rejected group or topic does not affect the client's others.
@@ -134,9 +137,23 @@ class ClientProcessor:
         # The client's next request may depend on its heartbeat, so it is handled at once; a large
         # one can't be, since each new group takes 40 µs.
         if len(data.producer_data_set) + len(data.consumer_data_set) > _GROUPS_AT_ONCE:
-            begin_long(functools.partial(self._handle_heartbeat, data), request)
+            begin_long(functools.partial(self._large_heartbeat, data), request)
             return None
-        return at_once(self._handle_heartbeat(data, request))
+        reply = at_once(self._handle_heartbeat(data, request))
+        return self._when_saved(reply) if self._has_unsaved_filters(data) else reply
+
+    async def _large_heartbeat(self, data: HeartbeatData, request: Request) -> Reply | None:
+        reply = await self._handle_heartbeat(data, request)
+        return await self._when_saved(reply) if self._has_unsaved_filters(data) else reply
+
+    def _has_unsaved_filters(self, data: HeartbeatData) -> bool:
+        names = (consumer.group_name for consumer in data.consumer_data_set)
+        return any(map(self._filters.is_unsaved, names))
+
+    async def _when_saved(self, reply: Reply | None) -> Reply | None:
+        """The reply once the filters of its heartbeat are on disk."""
+        await until(SAVES, self._filters.saved.when_saved)
+        return reply
 
     async def _handle_heartbeat(self, data: HeartbeatData, request: Request) -> Reply | None:
         channel, command = request.channel, request.command
@@ -156,6 +173,12 @@ class ClientProcessor:
                     member, consumer, now_ms, with_subscriptions=not data.without_sub
                 )
                 conflicts.append(self._consumers.conflict(consumer.group_name))
+                if not data.without_sub:
+                    self._filters.register(
+                        consumer.group_name,
+                        consumer.subscription_data_set,
+                        Host.of(channel),
+                    )
             except RequestError as error:
                 rejection = error
             await take_break()
@@ -184,7 +207,7 @@ class ClientProcessor:
     def check_client_config(self, request: Request) -> Reply:
         """CHECK_CLIENT_CONFIG: check that the broker can evaluate a subscription."""
         subscription = CheckClientRequestBody.decode(request.body).subscription_data
-        wanted_tags(subscription.sub_string, subscription.expression_type)
+        self._filters.check(subscription)
         return Reply()
 
     def consumer_list(self, request: Request) -> Reply:

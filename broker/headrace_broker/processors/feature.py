@@ -51,6 +51,7 @@ def build(core: Core) -> Feature:
             topics.incarnations.saved,
             topics.saved,
             groups.saved,
+            core.filters.saved,
         ),
         runtime_info=(
             core.store.followers.runtime_info,
@@ -76,6 +77,7 @@ def _clients(core: Core) -> tuple[Processor, ...]:
             offsets,
             clients.locks,
             steady_ms,
+            core.filters,
         ),
         MembersProcessor(
             clients.consumers,

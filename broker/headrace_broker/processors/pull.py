@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from headrace_broker.consumer.filters import wanted_tags
+from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.groups import BROADCASTING
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
@@ -33,12 +33,14 @@ from headrace_protocol.waiting import later, now_or_later
 
 if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.filter_table import FilterTable
+    from headrace_broker.consumer.filters import Filter
     from headrace_broker.consumer.groups import ConsumerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.pull_watch import LastPull, PullWatch
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
-    from headrace_broker.queue_directory import GroupPositions, QueueDirectory, Reader
+    from headrace_broker.queue_directory import GroupPositions, Here, QueueDirectory, Reader
     from headrace_broker.statistics import BrokerStatistics
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_broker.topics.table import TopicTable
@@ -55,6 +57,7 @@ _TARGETS_BYTES_MAX = 64 * 1024 * 1024
 _TARGET_BYTES = 704
 _TAG_BYTES = 128
 _FEW_TAGS = 8
+_OPERAND_BYTES = 1024
 # More than the peer returns (32 messages, 256 KiB), for clients that ask for more.
 _COUNT_MAX = 4096
 _BODY_BYTES = 256 * 1024
@@ -86,8 +89,9 @@ AnswerResult = Callable[["Request", ResponseCode, GetResult], Reply | None]
 class PullTarget(NamedTuple):
     """A queue that a group may read, and the tags that it wants.
 
-    queue: where pulls wait. reader: where they read. positions: where those of its group are kept.
-    last_pull: noted for ``PullWatch``.
+    queue: where pulls wait. reader: where they read; it applies any other filter than tags.
+    positions: where those of its group are kept.
+    last_pull: noted for ``PullWatch``. filter_bytes: memory of the filter, beyond a few tags.
     """
 
     queue: StoreQueue
@@ -95,11 +99,7 @@ class PullTarget(NamedTuple):
     positions: GroupPositions
     tags: frozenset[int] | None
     last_pull: LastPull
-
-    @property
-    def tags_bytes(self) -> int:
-        """Memory of the tags beyond the few that most pulls have."""
-        return _TAG_BYTES * max(0, len(self.tags or ()) - _FEW_TAGS)
+    filter_bytes: int
 
 
 class _HeldPull(HeldRequest, Generic[Header]):
@@ -116,7 +116,7 @@ class _HeldPull(HeldRequest, Generic[Header]):
         get: Get[Header],
         answer: AnswerResult,
     ) -> None:
-        super().__init__(request, header.queue_offset, request.held_bytes + target.tags_bytes)
+        super().__init__(request, header.queue_offset, request.held_bytes + target.filter_bytes)
         self._processor: PullProcessor = processor
         self._header: Header = header
         self._target: PullTarget = target
@@ -180,8 +180,10 @@ class PullProcessor:
         long_polling: LongPolling,
         statistics: BrokerStatistics,
         watch: PullWatch,
+        filters: FilterTable,
     ) -> None:
         self._config = config
+        self._filters = filters
         self.access = access
         self._topics = topics
         self._directory = directory
@@ -325,7 +327,7 @@ class PullProcessor:
         if target is None:
             target = self._targets[key] = self._find_target(request, header, wanted)
             text_bytes = 4 * len(wanted) if isinstance(wanted, str) else 0
-            self._targets_bytes += _TARGET_BYTES + text_bytes + target.tags_bytes
+            self._targets_bytes += _TARGET_BYTES + text_bytes + target.filter_bytes
         return target
 
     def _find_target(
@@ -339,13 +341,24 @@ class PullProcessor:
         use = Use.READ if header.logical is False else Use.PULL
         place = self._directory.serve(header.topic, header.queue_id, use, make_room)
         assert place.queue is not None
+        found = self._filter(header, wanted)
         return PullTarget(
             place.queue,
-            place.reader or place.source,
+            self._reader(place, found),
             place.positions or self._offsets,
-            self._wanted_tags(header, wanted),
+            found.tags,
             self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
+            _filter_bytes(found),
         )
+
+    def _reader(self, place: Here, wanted: Filter) -> Reader:
+        expression = wanted.expression
+        if expression is None:
+            return place.reader or place.source
+        filtered = partial(FilteredReader, expression=expression, policy=self._config)
+        if place.filtered is not None:
+            return place.filtered(expression.text, filtered)
+        return filtered(place.source)
 
     def _check_message_model(self, settings: SubscriptionGroupConfig) -> None:
         """Raise RequestError for a broadcasting group that must not be one."""
@@ -364,13 +377,20 @@ class PullProcessor:
         if is_new:
             self._offsets.make_queue_room(header.topic, header.queue_id, host)
 
-    def _wanted_tags(self, header: PullHeader, wanted: str | int | None) -> frozenset[int] | None:
+    def _filter(self, header: PullHeader, wanted: str | int | None) -> Filter:
+        """The filter of a pull's own subscription, or of the group's heartbeats."""
+        group, topic = header.consumer_group, header.topic
         if not isinstance(wanted, int):
-            return wanted_tags(wanted, header.expression_type)
-        subscription = self._consumers.subscription_for_pull(
-            header.consumer_group, header.topic, wanted
-        )
-        return wanted_tags(subscription.sub_string, subscription.expression_type)
+            return self._filters.of_pull(group, topic, wanted, header.expression_type)
+        subscription = self._consumers.subscription_for_pull(group, topic, wanted)
+        return self._filters.of_group(group, subscription, wanted)
+
+
+def _filter_bytes(wanted: Filter) -> int:
+    """Memory of a filter beyond the few tags that most pulls have."""
+    tags_bytes = _TAG_BYTES * max(0, len(wanted.tags or ()) - _FEW_TAGS)
+    expression = wanted.expression
+    return tags_bytes if expression is None else _OPERAND_BYTES * expression.operand_count
 
 
 def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:

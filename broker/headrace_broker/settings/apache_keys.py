@@ -35,7 +35,6 @@ EXPECTED_VALUES = {
     "timerRocksDBEnable": "false",
     "transRocksDBEnable": "false",
     "messageIndexEnable": "true",
-    "enablePropertyFilter": "false",
     "fetchNamesrvAddrByAddressServer": "false",
     "fetchNameSrvAddrByDnsLookup": "false",
 }
@@ -115,7 +114,7 @@ _WITHOUT_EFFECT = """
     enableSplitRegistration enableStatsMetrics enableTransactionMetrics
     endTransactionPoolQueueCapacity endTransactionThreadPoolNums estimateAccumulation
     expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchControllerAddrByDnsLookup
-    fetchNamesrvAddrInterval filterDataCleanTimeSpan filterSupportRetry flushCommitLogTimed
+    fetchNamesrvAddrInterval filterDataCleanTimeSpan flushCommitLogTimed
     flushConsumerOffsetHistoryInterval flushLeastPagesWhenWarmMapedFile
     forceRegister forceVerifyPropCRC globalColdReadThreshold haFlowControlEnable
     haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
@@ -134,7 +133,7 @@ _WITHOUT_EFFECT = """
     logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt
     mappedFileSwapEnable maxAsyncPutMessageRequests
     maxBatchDeleteFilesNum maxChecksumRange maxClientEventCount maxConsumeQueueScan
-    maxErrorRateOfBloomFilter maxFilterMessageSize maxHaTransferByteInSecond
+    maxErrorRateOfBloomFilter maxHaTransferByteInSecond
     maxLiteSubscriptionCount maxLmqConsumeQueueNum maxMessageFilterNumForNotification
     maxMsgsNumBatch maxReconnectIntervalTimeSeconds
     maxRecoveryCommitlogFiles maxRocksDBIndexQueryDays maxSlaveResendLength

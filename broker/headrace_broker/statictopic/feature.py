@@ -85,9 +85,7 @@ def _shared(core: Core) -> _Shared:
     def timeout_ms() -> int:
         return config.forward_timeout
 
-    def subscription(group: str, topic: str, version: int) -> str:
-        return consumers.subscription_for_pull(group, topic, version).sub_string
-
+    subscription = consumers.subscription_for_pull
     forwarding = Forwarding(peers, core.nameservers.find_infos, subscription, timeout_ms)
     remote = RemoteReader(peers, subscription, lambda: core.store.clock.steady_ms() / 1000)
     workers = Workers(config.broker_name, peers)

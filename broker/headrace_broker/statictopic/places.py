@@ -15,7 +15,15 @@ from headrace_broker.queue_directory import Lookup, Use
 from headrace_protocol.statictopic.offsets import offset_delta
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import GroupPositions, Place, QueueDirectory, Source
+    from collections.abc import Callable
+
+    from headrace_broker.queue_directory import (
+        GroupPositions,
+        Place,
+        QueueDirectory,
+        Reader,
+        Source,
+    )
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.reader import MakeReader
     from headrace_protocol.bodies import TopicConfig
@@ -59,8 +67,19 @@ class StaticPlaces:
         leader = self._leaders.chain(mapping.topic, lookup.queue_id)[-1]
         here = directory.local(lookup._replace(queue_id=leader.queue_id))
         find_source = partial(_source, directory, lookup.topic)
-        reader = self._make_reader(mapping.topic, lookup.queue_id, find_source)
-        return here._replace(queue_id=lookup.queue_id, reader=reader, positions=self._positions)
+        make = partial(self._make_reader, mapping.topic, lookup.queue_id)
+
+        def filtered(text: str, apply: Callable[[Reader], Reader]) -> Reader:
+            reader = make(lambda physical: apply(find_source(physical)))
+            reader.filter_text = text
+            return reader
+
+        return here._replace(
+            queue_id=lookup.queue_id,
+            reader=make(find_source),
+            positions=self._positions,
+            filtered=filtered,
+        )
 
 
 def _source(directory: QueueDirectory, topic: TopicConfig, physical: int) -> Source:

@@ -20,7 +20,7 @@ from headrace_broker.store.store_source import EmptySource, GetResult, GetStatus
 from headrace_protocol.statictopic.offsets import end_of, index_of
 
 if TYPE_CHECKING:
-    from headrace_broker.queue_directory import Reader, Source
+    from headrace_broker.queue_directory import Reader
     from headrace_broker.statictopic.leaders import Leaders
     from headrace_broker.statictopic.remote_queue import RemoteQueue, RemoteReader
     from headrace_protocol.statictopic.mapping import Chain, MappingItem
@@ -37,13 +37,16 @@ _OUTSIDE: Final = frozenset(
 
 
 # The source of one of this broker's physical queues of a topic.
-FindSource = Callable[[int], "Source"]
+FindSource = Callable[[int], "Reader"]
 # Makes the reader of a topic's logic queue.
 MakeReader = Callable[[str, int, FindSource], "StaticReader"]
 
 
 class StaticReader:
     """Reads a logic queue by static offsets; see ``Reader``.
+
+    filter_text: of the filter that ``find_source`` applies to this broker's queues, if it does;
+    other brokers apply it to theirs.
 
     It follows the mapping, so a held pull continues with a new one.
     """
@@ -59,6 +62,7 @@ class StaticReader:
         "_mappings",
         "_queue",
         "_remote",
+        "filter_text",
         "queue_id",
         "topic",
     )
@@ -77,6 +81,7 @@ class StaticReader:
         queue_id: int,
         find_source: FindSource,
     ) -> None:
+        self.filter_text: str | None = None
         self._find_source = find_source
         self._leaders = leaders
         self._mappings = leaders.mappings
@@ -112,7 +117,7 @@ class StaticReader:
         if offset >= part.end:
             return self._behind(part, offset)
         if part.reader is None:
-            key = part.queue, tags, is_bulk
+            key = part.queue, tags if self.filter_text is None else self.filter_text, is_bulk
             if self._queue is None or self._queue.key != key:
                 self._queue = self._remote.queue(key)
             wanted = Wanted(offset, count_max, bytes_max, None)  # the item's broker filters

@@ -81,8 +81,8 @@ class Outside(NamedTuple):
         return offset <= self.offset if self.offset < self.lowest else offset >= self.highest
 
 
-# A physical queue, wanted tags codes (None for all), and whether pulls are in bulk.
-Key = tuple[tuple[object, ...], frozenset[int] | None, bool]
+# A physical queue, wanted tags codes (None for all) or another filter, whether pulls are in bulk.
+Key = tuple[tuple[object, ...], frozenset[int] | str | None, bool]
 
 
 class RemoteQueue:

@@ -15,6 +15,7 @@ from headrace_protocol.rights.signature import ACCESS_KEY, SIGNATURE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace_protocol.bodies import SubscriptionData
     from headrace_protocol.serving import Request
     from headrace_protocol.statictopic.mapping import MappingItem
 
@@ -77,8 +78,8 @@ def fields_of(request: Request) -> dict[str, str]:
     return {name: fields[name] for name in fields if name not in _SIGNED}
 
 
-# The tags that a group wants, by its heartbeats: group, topic, version. Raises RequestError.
-Subscription = Callable[[str, str, int], str]
+# What a group wants, by its heartbeats: group, topic, version. Raises RequestError.
+Subscription = Callable[[str, str, int], "SubscriptionData"]
 _HAS_SUBSCRIPTION: Final = 0x4
 
 
@@ -91,7 +92,9 @@ def add_subscription(fields: dict[str, str], find: Subscription) -> None:
     # A BULK_PULL always has its subscription, and no version of one.
     if not flags & _HAS_SUBSCRIPTION and "subVersion" in fields:
         version = int(fields["subVersion"])
-        fields["subscription"] = find(fields["consumerGroup"], fields["topic"], version)
+        wanted = find(fields["consumerGroup"], fields["topic"], version)
+        fields["subscription"] = wanted.sub_string
+        fields["expressionType"] = wanted.expression_type
         fields["sysFlag"] = str(flags | _HAS_SUBSCRIPTION)
 
 

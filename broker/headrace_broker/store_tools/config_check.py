@@ -15,6 +15,7 @@ from headrace_broker.store.integrity.checkpoint import (
 from headrace_broker.store_tools.findings import Finding, MoveAside, RestoreBackup
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import (
+    ConsumerFilterWrapper,
     ConsumerOffsetSerializeWrapper,
     SubscriptionGroupWrapper,
     TopicConfigSerializeWrapper,
@@ -39,6 +40,7 @@ _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "topics.json": TopicConfigSerializeWrapper.decode,
     "subscriptionGroup.json": SubscriptionGroupWrapper.decode,
     "consumerOffset.json": ConsumerOffsetSerializeWrapper.decode,
+    "consumerFilter.json": ConsumerFilterWrapper.decode,
     "topicQueueMapping.json": _check_mappings,
     "staticTopic.json": msgspec.json.Decoder(dict[str, str]).decode,
 }

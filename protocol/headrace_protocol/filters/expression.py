@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace_protocol.filters import codes
 from headrace_protocol.filters.blocks import matching
 from headrace_protocol.filters.codes import TRUE
-from headrace_protocol.filters.nodes import evaluate, names_of
+from headrace_protocol.filters.nodes import Joined, Leaf, count_of, evaluate, names_of
 from headrace_protocol.filters.parser import parse
 from headrace_protocol.filters.tokens import FilterError
 from headrace_protocol.message import decode_properties
@@ -30,13 +31,17 @@ _BLOCK_RECORDS_MIN: Final = 48
 
 
 class Expression:
-    """A condition on properties. text: as it was given. names: the properties it looks at."""
+    """A condition on properties.
 
-    __slots__ = ("_node", "names", "text")
+    text: as it was given. names: the properties it looks at. operand_count: how much it costs.
+    """
+
+    __slots__ = ("_node", "names", "operand_count", "text")
 
     def __init__(self, text: str, node: Node) -> None:
         self.text = text
         self.names = names_of(node)
+        self.operand_count = count_of(node)
         self._node = node
 
     def matches(self, properties: Mapping[str, str]) -> bool:
@@ -58,6 +63,22 @@ def compiled(text: str) -> Expression:
         reason = f"it has over {TEXT_BYTES_MAX} bytes: shorten it"
         raise FilterError(reason, "", 0)
     return _kept(text) if len(text) <= _KEPT_CHARS_MAX else Expression(text, parse(text))
+
+
+def for_values(name: str, expressions: Mapping[str, Expression]) -> Expression:
+    """A filter that applies one of several, by the value of a property; others pass."""
+    parts: list[Node] = []
+    for value, expression in expressions.items():
+        node = expression._node
+        is_other = Leaf(name, partial(_is_other, value))
+        parts.append(Joined(codes.OR, (is_other, node), node.depth + 1, frozenset((codes.TRUE,))))
+    text = "; ".join(f"{value}: {each.text}" for value, each in expressions.items())
+    depth = max(part.depth for part in parts) + 1
+    return Expression(text, Joined(codes.AND, tuple(parts), depth, frozenset()))
+
+
+def _is_other(value: str, text: str | None) -> int:
+    return codes.FALSE if text == value else codes.TRUE
 
 
 @lru_cache(_KEPT)

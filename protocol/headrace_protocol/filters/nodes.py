@@ -104,6 +104,17 @@ def evaluate(node: Node, properties: Mapping[str, str]) -> int:
             return code
 
 
+def count_of(node: Node) -> int:
+    """The number of comparisons in a condition."""
+    match node:
+        case Joined(_, parts):
+            return sum(map(count_of, parts))
+        case Mapped(_, part):
+            return count_of(part)
+        case _:
+            return 1
+
+
 def names_of(node: Node) -> frozenset[str]:
     """The properties that a condition looks at."""
     match node:

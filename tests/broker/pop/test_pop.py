@@ -63,6 +63,17 @@ def test_only_wanted_tags_are_taken_and_others_passed(broker: PopBroker) -> None
     assert (queue.next_offset, queue.settled_offset) == (6, 0)
 
 
+def test_a_sql_filter_chooses_messages(broker: PopBroker) -> None:
+    """As in pulls; a bad one is refused with its place."""
+    for number in range(6):
+        broker.store_message("T", 0, b"%d" % number, a=str(number))
+    assert bodies(broker.taken(exp="a > 2 AND a <> 4", exp_type="SQL92")) == [b"3", b"5"]
+    assert broker.taken(exp="a > 2 AND a <> 4", exp_type="SQL92") == []
+    answer = broker.pop(exp="a >", exp_type="SQL92")
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "line 1, column 4" in answer.remark
+
+
 # -- refusals ---------------------------------------------------------------------------------
 
 

@@ -1,0 +1,215 @@
+"""Reads of a queue through a SQL92 filter, whatever the queue is read from.
+
+The records of a queue are read in blocks, as for a bulk pull, and judged by columns; bodies are not
+touched. Those that pass are cut out. A read looks at records for about two milliseconds, and then
+returns what it has found and where it stopped, so a filter that lets nothing through slows nobody.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace_broker.store.store_source import PIECE_BYTES_MIN, GetResult, GetStatus
+from headrace_protocol.choose import adjoining, choose
+from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE, RecordColumns
+from headrace_protocol.errors import NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace_broker.consumer.filters import FilterPolicy
+    from headrace_broker.queue_directory import Reader
+    from headrace_protocol.columns import Array
+    from headrace_protocol.filters.expression import Expression
+    from headrace_protocol.message import Buffer
+
+READ_S: Final = 0.002
+_BLOCK_RECORDS_MAX: Final = 2048
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+# The first guess of what a record and a condition cost.
+_RECORD_S: Final = 1e-6
+_OPERAND_S: Final = 0.5e-6
+
+
+class _Block(NamedTuple):
+    """Records that pass. data: of the records in ``start``; the others are parallel to it."""
+
+    data: Buffer
+    start: Array
+    units: Array
+    offsets: Array
+
+
+class _Found:
+    """The records that a read has found so far."""
+
+    def __init__(self) -> None:
+        self.count = self.byte_count = 0
+        self._blocks: list[_Block] = []
+
+    def add(self, block: _Block) -> None:
+        self.count += len(block.units)
+        self.byte_count += int(block.units["size"].sum(dtype=np.int64))
+        self._blocks.append(block)
+
+    def records(self) -> list[Buffer]:
+        """The bytes of the records, as views."""
+        pieces: list[Buffer] = []
+        for block in self._blocks:
+            data = memoryview(block.data)
+            ranges = adjoining(block.start, block.units["size"].astype(np.int64))
+            pieces += [data[start:end] for start, end in ranges]
+        return pieces
+
+    def bulk(self) -> list[Buffer]:
+        """Units, queue offsets, and the records; see ``GetResult``."""
+        units = b"".join([block.units.tobytes() for block in self._blocks])
+        offsets = np.concatenate([block.offsets for block in self._blocks])
+        records = self.records()
+        if self.byte_count < len(records) * PIECE_BYTES_MIN:
+            records = [b"".join(records)]
+        return [units, offsets.astype(QUEUE_OFFSET_DTYPE).tobytes(), *records]
+
+
+class FilteredReader:
+    """A ``Reader`` of the records that pass a filter."""
+
+    __slots__ = ("_expression", "_now_s", "_policy", "_reader", "_record_s", "_share")
+
+    def __init__(
+        self,
+        reader: Reader,
+        expression: Expression,
+        policy: FilterPolicy,
+        now_s: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._reader = reader
+        self._expression = expression
+        self._policy = policy
+        self._now_s = now_s
+        # What the last reads took for a record, and the share of records that passed.
+        self._record_s = _RECORD_S + _OPERAND_S * expression.operand_count
+        self._share = 1.0
+
+    def known_range(self) -> tuple[int, int]:
+        """See ``Reader``."""
+        return self._reader.known_range()
+
+    def get(
+        self,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        _tags: frozenset[int] | None = None,
+    ) -> GetResult:
+        """See ``Reader``."""
+        result, found = self._read(queue_offset, count_max, bytes_max)
+        return result if not found.count else result._replace(buffers=found.records())
+
+    def get_bulk(
+        self,
+        queue_offset: int,
+        count_max: int,
+        bytes_max: int,
+        _tags: frozenset[int] | None = None,
+    ) -> GetResult:
+        """See ``Reader``."""
+        result, found = self._read(queue_offset, count_max, bytes_max)
+        if not found.count:
+            return result
+        return result._replace(buffers=found.bulk(), has_queue_offsets=True)
+
+    def _read(self, first: int, count_max: int, bytes_max: int) -> tuple[GetResult, _Found]:
+        """The result without its buffers, and what passes. Raises NotReady before the first."""
+        found, queue_offset = _Found(), first
+        deadline_s, end = self._now_s() + READ_S, first + self._policy.max_filter_message_size
+        while True:
+            count = self._block_count(count_max - found.count, deadline_s)
+            try:
+                result = self._reader.get_bulk(
+                    queue_offset, max(min(count, end - queue_offset), 1), _BLOCK_BYTES, None
+                )
+            except NotReady:
+                if queue_offset == first:
+                    raise
+                break  # what comes next is fetched for the next read
+            if result.status is GetStatus.FOUND:
+                queue_offset, is_full = self._take(result, found, count_max, bytes_max)
+            elif result.status is GetStatus.MESSAGE_WAS_REMOVING:
+                queue_offset, is_full = result.next_offset, False
+            elif queue_offset == first:
+                return result, found
+            else:
+                break
+            if is_full or queue_offset >= min(end, result.max_offset):
+                break
+            if self._now_s() >= deadline_s:
+                break
+        status = GetStatus.FOUND if found.count else GetStatus.NO_MATCHED_MESSAGE
+        return (
+            GetResult(
+                status,
+                [],
+                found.count,
+                found.byte_count,
+                queue_offset,
+                *self._reader.known_range(),
+            ),
+            found,
+        )
+
+    def _block_count(self, missing: int, deadline_s: float) -> int:
+        """The number of records to look at next: as many as are likely to do, if time allows."""
+        likely = int(missing / max(self._share, 1 / _BLOCK_RECORDS_MAX)) + 1
+        in_time = int((deadline_s - self._now_s()) / self._record_s) + 1
+        return max(min(likely, in_time, _BLOCK_RECORDS_MAX), 1)
+
+    def _take(
+        self, result: GetResult, found: _Found, count_max: int, bytes_max: int
+    ) -> tuple[int, bool]:
+        """Add the records of a block that pass and fit.
+
+        Returns the queue offset behind those, and whether no more fit.
+        """
+        before_s = self._now_s()
+        data, start, units, offsets = _parts(result)
+        sizes = units["size"].astype(np.int64)
+        records = RecordColumns(data, start, sizes, is_passed_on=True)
+        is_wanted = self._expression.mask(records)
+        self._note(is_wanted, self._now_s() - before_s)
+        room, room_bytes = count_max - found.count, bytes_max - found.byte_count
+        where, _, seen = choose(units, None, room, room_bytes, is_there=is_wanted)
+        chosen = units[where]
+        is_full = seen < len(units)
+        if found.count and len(chosen) and int(chosen["size"][0]) > room_bytes:
+            return int(offsets[np.argmax(is_wanted)]), True
+        if len(chosen):
+            found.add(_Block(data, start[where], chosen, offsets[where]))
+        next_offset = int(offsets[seen]) if is_full else result.next_offset
+        return next_offset, is_full or found.count >= count_max
+
+    def _note(self, is_wanted: Array, took_s: float) -> None:
+        count = len(is_wanted)
+        self._share = (self._share + float(is_wanted.mean())) / 2
+        self._record_s = max((self._record_s + took_s / count) / 2, 1e-8)
+
+
+def _parts(result: GetResult) -> tuple[Buffer, Array, Array, Array]:
+    """The records of a bulk read: data, where each starts, units, queue offsets."""
+    units = np.frombuffer(result.buffers[0], UNIT_DTYPE)
+    at = 2 if result.has_queue_offsets else 1
+    if result.has_queue_offsets:
+        offsets = np.frombuffer(result.buffers[1], QUEUE_OFFSET_DTYPE).astype(np.int64)
+    else:
+        offsets = np.arange(result.next_offset - len(units), result.next_offset)
+    records = result.buffers[at:]
+    data = records[0] if len(records) == 1 else b"".join(records)
+    if result.layout == "log":
+        start = units["physical_offset"].astype(np.int64) - result.first_physical_offset
+    else:
+        sizes = units["size"].astype(np.int64)
+        start = np.cumsum(sizes) - sizes
+    return data, start, units, offsets
