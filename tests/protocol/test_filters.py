@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import random
 import sys
@@ -160,11 +161,7 @@ def test_no_depth_reaches_the_limit_of_the_interpreter() -> None:
     deepest = "(TRUE AND " * 98 + "a < 5" + ")" * 98
     limit = sys.getrecursionlimit()
     expression = compiled(deepest)
-    depth = 0
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame, depth = frame.f_back, depth + 1
-    sys.setrecursionlimit(depth + 500)
+    sys.setrecursionlimit(len(inspect.stack()) + 500)
     try:
         Expression(deepest, parse(deepest))
         assert expression.matches({"a": "1"})
