@@ -25,6 +25,7 @@ def build(core: Core) -> Feature:
         sessions.on_outcome = core.audit.authenticated
     if access.is_open:
         return Feature(processors=processors)
+    core.clients.long_polling.rights_version = lambda: access.version
     # Sends that arrive together are judged where they are stored.
     guard = partial(Registry.guard, guard=access.check, but_ready=True)
     return Feature(guards=(guard,), processors=processors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum, auto
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
@@ -91,12 +92,16 @@ class LongPolling:
     run_long: runs work in slices.
     check: called before a request of a channel is held; raises RequestError to reject it. None
     while nobody has a quota of held requests.
+    rights_version: grows when rights change; then each held request is tried within half a second,
+    which judges it.
     """
 
     def __init__(self, run_long: RunLong = run_at_once) -> None:
         self.held_count = 0
         self.run_long = run_long
         self.check: Callable[[Channel], None] | None = None
+        self.rights_version: Callable[[], int] = lambda: 0
+        self._judged_version = 0
         self._due: dict[int, dict[HeldRequest, None]] = {}
         self._of_channels: dict[Channel, dict[HeldRequest, None]] = {}
         self._next_tick = 0
@@ -145,10 +150,14 @@ class LongPolling:
                     self.run_long(self._try_each(queue, waiting))
 
     async def run(self) -> None:
-        """Answer requests at their deadline, until cancelled."""
+        """Answer requests at their deadline or when rights have changed, until cancelled."""
         self._next_tick = self._next_tick or _tick(trio.current_time())
+        self._judged_version = self.rights_version()
         while True:
             await trio.sleep(_TICK_S)
+            if self._judged_version != (version := self.rights_version()):
+                self._judged_version = version
+                self.run_long(self._try_held([*chain.from_iterable(self._due.values())]))
             for tick in range(self._next_tick, _tick(trio.current_time())):
                 self._next_tick = tick + 1
                 if due := self._due.pop(tick, None):
@@ -171,6 +180,14 @@ class LongPolling:
     def _try_each(self, queue: StoreQueue, waiting: Iterable[HeldRequest]) -> Iterator[None]:
         for held in waiting:
             self._try(queue, held)
+            yield
+
+    def _try_held(self, requests: Iterable[HeldRequest]) -> Iterator[None]:
+        """Try requests where they wait."""
+        for held in requests:
+            is_answered = held.state is State.WAITING and held.try_answer(may_wait=True)
+            if is_answered and held.apply(Event.ANSWER) is State.ANSWERED:
+                self._release(held)
             yield
 
     def _try(self, queue: StoreQueue, held: HeldRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -15,6 +16,7 @@ from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.memory import HOST
 from tests.support.rights import client_of, rights_of, rules_of, user_of, users_of
+from tests.support.running import in_background
 from tests.support.wire import bulk_pull_header, pull_header
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION
@@ -184,6 +186,25 @@ async def test_a_held_pull_is_refused_at_its_deadline_without_messages(
     broker.long_polling.answer_all()
     ((answer, _),) = channel.replies()
     assert answer.code == REFUSED
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_held_pulls_are_judged_within_half_a_second(
+    broker: BrokerUnderTest, users: Users, change: str, autojump_clock: object
+) -> None:
+    async with in_background(broker.long_polling.run):
+        channel, *others = (hold(broker, RequestCode.PULL_MESSAGE) for _ in range(3))
+        users.put_rules("bob", rules_of())
+        await trio.sleep(1)
+        assert channel.replies() == []
+        others[0].is_open = False
+        CHANGES[change](users)
+        await trio.sleep(0.6)
+        ((answer, _),) = channel.replies()
+        assert answer.code == REFUSED
+        assert channel.charged_bytes == 0
+        assert len(others[1].replies()) == 1
+        assert broker.long_polling.held_count == 0
 
 
 async def test_a_held_pull_waits_on_through_changes_of_other_rules(
