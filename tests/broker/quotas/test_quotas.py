@@ -17,6 +17,7 @@ from headrace_broker.quotas.owners import Owners
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
@@ -157,8 +158,8 @@ async def test_requests_that_name_no_limited_topic_cost_it_nothing(
         for _ in range(10):
             # The names hold T, and are those of other topics.
             assert codes(await client.send(topic="Tea")) == [0]
-        malformed = await client.ask(PULL, pull_header(topic="T"), b"x" * 100)
-        assert malformed.command.code != ResponseCode.FLOW_CONTROL
+        malformed = await client.ask(PULL, GetRouteInfoHeader(topic="T"))
+        assert malformed.command.code == ResponseCode.INVALID_PARAMETER
         assert codes(await client.send(topic="T")) == [0]
 
 

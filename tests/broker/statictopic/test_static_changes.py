@@ -35,6 +35,8 @@ from headrace_protocol.waiting import at_once
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.noted_files import NotedFiles
+from tests.support.paused_clients import quota
+from tests.support.rights import client_of
 
 EPOCH = 1_700_000_000_000
 
@@ -305,6 +307,26 @@ def test_a_mapping_of_another_broker(broker: BrokerUnderTest) -> None:
     assert_refused(change(broker, theirs), "topic T", "bname broker-b is not this broker")
     assert not broker.mappings.is_static("T")
     assert broker.mapping_changes.refused_count == 1
+
+
+async def test_a_topic_beyond_its_makers_quota(broker: BrokerUnderTest) -> None:
+    ann = client_of("ann")
+
+    def make(topic: str) -> int:
+        asked = header(topic, 2)
+        code, body = (
+            RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC,
+            encode_detail(led_here(topic=topic)),
+        )
+        return broker.ask(code, asked, body, ann).code
+
+    assert make("T") == ResponseCode.SUCCESS
+    limited = quota("user", "ann", topics=2)
+    assert broker.ask(RequestCode.SET_QUOTA, body=limited).code == ResponseCode.SUCCESS
+    assert make("U") == ResponseCode.SUCCESS
+    assert make("V") == ResponseCode.NO_PERMISSION
+    assert not broker.mappings.is_static("V")
+    assert make("U") == ResponseCode.SUCCESS  # again
 
 
 def test_a_mapping_of_another_topic(broker: BrokerUnderTest) -> None:
