@@ -106,6 +106,8 @@ class embedded:  # noqa: N801 - used like a function
         ``connect``, reach the broker. Requires trio.
     users: the rules of users by name, for tests of them; then each request needs a user. Without
         it, everyone on this machine may do everything.
+    jwks_file: public keys of a provider of tokens, a JWK set; users may then log in by its tokens
+        for the audience ``headrace``. With ``users`` only.
 
     The first send to a topic creates it. Logs go to the standard library's ``logging`` as
     ``headrace.*``, unless the program has configured structlog.
@@ -119,7 +121,13 @@ class embedded:  # noqa: N801 - used like a function
         *,
         memory: bool = False,
         users: Mapping[str, Iterable[Rule]] | None = None,
+        jwks_file: str | Path | None = None,
     ) -> None:
+        if jwks_file is not None and users is None:
+            from headrace.errors import ConfigurationError
+
+            raise ConfigurationError("jwks_file needs users: tokens name users that have rules")
+        self._jwks_file = jwks_file
         self._data = None if data is None else Path(data)
         self._memory = memory
         self._users = users
@@ -176,7 +184,7 @@ class embedded:  # noqa: N801 - used like a function
         _log_to_logging()
         return run_daemons(
             self._data,
-            DaemonOptions(users=self._users),
+            DaemonOptions(users=self._users, jwks_file=self._jwks_file),
             network=MemoryNetwork() if self._memory else TcpNetwork(),
         )
 
@@ -189,6 +197,7 @@ class DaemonOptions(NamedTuple):
     log_file_bytes: size of the log's files in a new store; if None, RocketMQ's.
     settings: more of the broker's settings, by key of its file.
     users: rules of users by name; then each request needs a user. is_encrypted: serve TLS only.
+    jwks_file: of a provider whose tokens users may log in by, also without TLS.
     """
 
     host: str = LOOPBACK
@@ -198,6 +207,7 @@ class DaemonOptions(NamedTuple):
     settings: Mapping[str, str] = MappingProxyType({})
     users: Mapping[str, Iterable[Rule]] | None = None
     is_encrypted: bool = False
+    jwks_file: str | Path | None = None
 
 
 # Folder of passwords and certificates, in that of the store.
@@ -295,7 +305,17 @@ def _access(folder: Path, options: DaemonOptions, secret: Callable[[str], Any]) 
         key: secret(json.dumps(dict(zip(fields, credentials(folder, name), strict=True))))
         for (key, fields), name in zip(_SECRETS.items(), (ROOT, INNER), strict=True)
     }
-    return {"authentication_enabled": True, "authorization_enabled": True, **texts}
+    tokens = {
+        "auth_jwks_file": str(options.jwks_file),
+        "auth_jwt_audience": "headrace",
+        "auth_requires_tls": "none",
+    }
+    return {
+        "authentication_enabled": True,
+        "authorization_enabled": True,
+        **texts,
+        **({} if options.jwks_file is None else tokens),
+    }
 
 
 async def _with_users(running: Embedded, users: Mapping[str, Iterable[Rule]]) -> Embedded:

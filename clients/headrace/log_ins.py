@@ -54,12 +54,15 @@ class LogIns:
             if not connection.is_open:
                 break
             try:
-                pause_s = RENEWAL * (await self._log_in(connection) or 0.0)
+                renewed_s = await self._log_in(connection)
             except HeadraceError as error:
                 self._outages.failed(name, error)
                 pause_s = _RETRY_S
             else:
                 self._outages.worked(name)
+                if renewed_s is None:
+                    break
+                pause_s = RENEWAL * renewed_s
         self._outages.forget(name)
 
     async def _log_in(self, connection: AsyncConnection) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 import headrace
 from headrace import Message, Rule, blocking
-from headrace.errors import AccessDenied, HeadraceError
+from headrace.errors import AccessDenied, ConfigurationError, HeadraceError, LogInFailed
+from tests.support.tokens import ec_key, public, token, write_keys
 
 USERS = {
     "shop": [Rule("Topic:orders", ("Pub", "Create"))],
@@ -36,6 +38,23 @@ async def test_each_user_has_its_own_rules() -> None:
         with pytest.raises(HeadraceError, match="shop"):
             async with mq.producer(user="shop") as producer:
                 await producer.send(Message("orders", b"three"))
+
+
+@pytest.mark.slow
+async def test_users_may_come_by_tokens(tmp_path: Path) -> None:
+    keys = tmp_path / "jwks.json"
+    write_keys(keys, public(ec_key(), "k"))
+    soon = time.time() + 60
+    async with headrace.embedded(memory=True, users=USERS, jwks_file=keys) as mq:
+        async with mq.producer(token=lambda: token(sub="shop", exp=soon)) as producer:
+            await producer.send(Message("orders", b"one"))
+            with pytest.raises(AccessDenied, match="User:shop has no permission"):
+                await producer.send(Message("salaries", b"two"))
+        async with mq.producer(token=token(sub="nobody", exp=0)) as producer:
+            with pytest.raises(LogInFailed, match="it has expired"):
+                await producer.send(Message("orders", b"one"))
+    with pytest.raises(ConfigurationError, match="jwks_file needs users"):
+        headrace.embedded(jwks_file=keys)
 
 
 @pytest.mark.slow

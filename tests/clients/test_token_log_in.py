@@ -99,6 +99,21 @@ async def test_a_token_that_stays_is_looked_at_more_often(
             assert 3 <= len(tokens_at(broker)) <= 6
 
 
+async def test_a_log_in_without_an_end_is_the_last(file: TokenFile, autojump_clock: object) -> None:
+    open_now = Reply(code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="not supported")
+    async with scripted_cluster(headrace=True) as (nameserver, [broker], network):
+        nameserver.is_headrace = True
+        nameserver.answer(LOG_IN, accepting())
+        broker.answer(LOG_IN, accepting(), accepting(), open_now)
+        broker.answer_sends(storing())
+        at: Any = {"nameserver": nameserver.address, "connect": network.connect}
+        async with Producer(**at, token_file=file) as producer:
+            await producer.send(Message("T", b"one"))
+            await trio.sleep(5 * LIFETIME_S)
+            assert broker.count(LOG_IN) == 3
+            await producer.send(Message("T", b"two"))
+
+
 async def test_a_function_is_asked_for_each_log_in() -> None:
     count = itertools.count()
     async with scripted_cluster(headrace=True) as (nameserver, [broker], network):
