@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.command import Command
+from headrace_protocol.command import Command, header_fields
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.rights.credentials import Credentials
 from headrace_protocol.rights.session import Login
+from headrace_protocol.rights.session_headers import AuthSessionHeader
 from tests.support.wires import request
 
 SILENCE_S = 2.0
@@ -65,14 +66,14 @@ class Peer:
         answer = self._ask_scram(login.first(), login.mechanism)
         login.finish(self._ask_scram(login.second(answer)))
 
-    def _ask_scram(self, scram: str, mechanism: str | None = None) -> str:
-        fields = {"scram": scram} if mechanism is None else {"scram": scram, "mechanism": mechanism}
-        self.send(request(RequestCode.AUTH_SESSION, fields))
+    def _ask_scram(self, message: str, mechanism: str | None = None) -> str:
+        header = AuthSessionHeader(mechanism=mechanism, message=message)
+        self.send(request(RequestCode.AUTH_SESSION, dict(header_fields(header) or {})))
         answer, _ = self.receive()
         if answer.code:
             self.close()
             raise ConnectionRefusedError(answer.remark)
-        return answer.ext()["scram"]
+        return answer.header(AuthSessionHeader).message
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)

@@ -21,6 +21,7 @@ from tests.bench.processes import raise_open_files_limit
 from tests.simulation.compacted_chains import Chains
 from tests.simulation.compacted_lives import CompactedLives
 from tests.simulation.followed_lives import FollowedLives
+from tests.simulation.guarded_lives import GuardedLives
 from tests.simulation.object_lives import ObjectLives
 from tests.simulation.simulation import PlainCluster
 from tests.simulation.static_topics import StaticSimulation
@@ -45,6 +46,7 @@ KINDS: dict[str, type[Kind]] = {
     "static": StaticSimulation,
     "store": StoreLives,
     "tiered": TieredLives,
+    "users": GuardedLives,
     "waiting": WaitingLives,
 }
 

@@ -37,6 +37,7 @@ SEEDS = [
     "compacted 6",
     "tiered 3",
     "objects 3",
+    "users 3",
 ]
 HERE = "import gc, itertools, sys, time\n"
 # Objects lie elsewhere, are collected at other times, and each look at a clock costs a second.
@@ -137,6 +138,12 @@ WANTED = {
             "topics deleted", "uploads", "uploads of a rival", "uploads refused",
         },
         {"messages sent": 50},
+    ),
+    "users": Wanted(
+        *(10, 200),
+        {"failed write", "kill", "power cut"},
+        {"changes rejected", "log-ins"},
+        {"changes answered": 5, "sends denied": 20, "sends stored": 10},
     ),
 }  # fmt: skip
 

@@ -92,10 +92,14 @@ class UsersUnderTest:
         kind: str | None = None,
     ) -> tuple[int, str, bytes]:
         """Give rules to a user."""
-        subject = f"User:{name}"
-        policy = PolicyInfo(entries=list(entries), policy_type=kind)
-        body = AclInfo(policies=[policy], subject=subject).encode()
-        return self.ask(code, AclHeader(subject=subject), body, by)
+        body = acl_of(name, *entries, kind=kind).encode()
+        return self.ask(code, AclHeader(subject=f"User:{name}"), body, by)
+
+
+def acl_of(name: str, *entries: PolicyEntryInfo, kind: str | None = None) -> AclInfo:
+    """The body of a request that gives rules to a user."""
+    policy = PolicyInfo(entries=list(entries), policy_type=kind)
+    return AclInfo(policies=[policy], subject=f"User:{name}")
 
 
 def entry(
