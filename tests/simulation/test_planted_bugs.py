@@ -40,7 +40,7 @@ from headrace_broker.timer.arrivals import TIMER
 from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
 from headrace_broker.transaction.halves import Decision
-from headrace_daemon.access.accounts import Accounts
+from headrace_daemon.access.users_file import UsersFile
 from headrace_protocol.columns import Array
 from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.rights.access import Access
@@ -183,7 +183,7 @@ BUGS: dict[str, tuple[str, Any, str, Callable[..., Any], int]] = {
     "swaps not completed after a crash": ("compacted", Swap, "recover", nothing, 10),
     "positions of copies saved too early": ("compacted", CompactionFollower, "sync", nothing, 14),
     "markers gone before what they delete": ("chains", OwnQueues, "has_older", never, 0),
-    "changes of users that are not saved": ("users", Accounts, "_write", nothing, 0),
+    "changes of users that are not saved": ("users", UsersFile, "save", nothing, 0),
     "rights that outlive a change": ("users", Access, "version", 0, 0),
     "users who sign although disabled": ("users", User, "is_enabled", True, 0),
 }
