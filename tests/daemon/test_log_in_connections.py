@@ -134,6 +134,25 @@ async def test_tasks_open_another_connection_before_the_token_ends(
         assert await trio.to_thread.run_sync(is_kept, address)
 
 
+async def test_no_connection_is_given_up_while_an_answer_is_outstanding(
+    authority: Authority, tmp_path: Path
+) -> None:
+    write_keys(tmp_path / "jwks.json", public(ec_key(), "k"))
+    door = Door(users("alice"), settings(tmp_path / "jwks.json"))
+
+    def found(address: str) -> list[bool]:
+        proof = Token(token(exp=NOW_S + 0.001))
+        with BlockingConnection.connect(address, authority.client(), proof) as connection:
+            due = [connection.is_log_in_due]
+            connection.submit(WHO, None, b"", lambda _response: None)
+            due.append(connection.is_log_in_due)
+            connection.drain(timeout_ms=TIMEOUT_MS)
+            return [*due, connection.is_log_in_due]
+
+    async with serving(door, authority.server()) as address:
+        assert await trio.to_thread.run_sync(found, address) == [True, False, True]
+
+
 async def test_each_connection_is_bound_to_the_certificate_that_it_was_shown(
     authority: Authority,
 ) -> None:

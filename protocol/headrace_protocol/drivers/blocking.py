@@ -104,8 +104,12 @@ class BlockingConnection:
 
     @property
     def is_log_in_due(self) -> bool:
-        """True if the token of the log-in ends soon, so that a new connection should be opened."""
-        return time.monotonic() >= self._due_s
+        """True if the token of the log-in ends soon, so that a new connection should be opened.
+
+        Never while a response is outstanding, whose request would have to be sent again.
+        """
+        is_idle = not (self._connection.waiting_count or self._outgoing)
+        return is_idle and time.monotonic() >= self._due_s
 
     @property
     def certificate(self) -> bytes | None:

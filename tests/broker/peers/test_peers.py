@@ -41,6 +41,8 @@ from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.rights.credentials import Credentials
 from headrace_protocol.serving import Reply
 from headrace_protocol.statictopic.mapping import logic_broker_name
+from headrace_protocol.tls.names import ServerNames
+from headrace_protocol.tls.settings import ClientTls
 from tests.support.scripted import Asked, Scripted, close, route, scripted, static_route
 
 CODE = 30
@@ -388,12 +390,14 @@ def members(**addresses: str) -> Reply:
 
 
 @asynccontextmanager
-async def two_nameservers() -> AsyncIterator[tuple[Nameservers, Scripted, Scripted]]:
+async def two_nameservers(
+    names: ServerNames | None = None,
+) -> AsyncIterator[tuple[Nameservers, Scripted, Scripted]]:
     network = MemoryNetwork()
     async with scripted(network, 2) as (one, two), trio.open_nursery() as nursery:
         asked = Peers(network.connect, lambda: TIMEOUT_MS)
         nursery.start_soon(asked.run)
-        nameservers = Nameservers(asked, "c", [one.address, two.address], network.names)
+        nameservers = Nameservers(asked, "c", [one.address, two.address], names or network.names)
         async with nameservers.hold(one.address), nameservers.hold(two.address):
             yield nameservers, one, two
         nursery.cancel_scope.cancel()
@@ -411,6 +415,14 @@ async def test_what_one_nameserver_does_not_tell_another_does(
         one.answer(RequestCode.GET_BROKER_MEMBER_GROUP, first)
         two.answer(RequestCode.GET_BROKER_MEMBER_GROUP, members(_0="master:1"))
         assert await nameservers.find_address("b") == "master:1"
+
+
+async def test_certificates_of_brokers_may_have_their_names(autojump_clock: object) -> None:
+    names, address = ServerNames(), "10.0.0.5:10911"
+    async with two_nameservers(names) as (nameservers, one, _):
+        one.answer(RequestCode.GET_BROKER_MEMBER_GROUP, members(_0=address))
+        assert await nameservers.find_address("broker-b") == address
+    assert names.of(ClientTls(), address) == ("10.0.0.5", "broker-b.c")
 
 
 async def test_a_broker_is_unknown_if_all_nameservers_say_so(autojump_clock: object) -> None:
