@@ -428,22 +428,35 @@ async def serve_until(ledger: Ledger, listener: socket.socket, is_done: Callable
                 await trio.sleep(0.001)
 
 
+def send_more(
+    clients: list[socket.socket], floods: list[memoryview], rest: list[memoryview]
+) -> list[memoryview]:
+    """Send what the connections take of ``rest``, whole frames in the end; returns what is left."""
+    left = []
+    for client, flood, data in zip(clients, floods, rest, strict=False):
+        sent = 0
+        with suppress(BlockingIOError):
+            sent = client.send(data)
+        left.append(data[sent:] or flood)
+    return left
+
+
 async def test_floods_take_turns_and_nobody_waits_for_more_than_one_turn() -> None:
-    floods = [frame(b"%05d" % number + b"f" * 300) * 3000 for number in range(3)]
-    with waiting_clients(*floods) as (listener, clients):
+    floods = [memoryview(frame(b"%05d" % number + b"f" * 300) * 3000) for number in range(3)]
+    with waiting_clients(*[b""] * 3) as (listener, clients):
         ledger = Ledger()
+        rest = send_more(clients, floods, floods)
         seen: list[int] = []
 
         def is_done() -> bool:
+            nonlocal rest
             # Once all have been found to send much, somebody comes who sends little.
             if len(ledger.order) >= 6 and not seen:
                 seen.append(len(ledger.order))
                 modest = socket.create_connection(clients[0].getpeername())
                 clients.append(modest)
                 modest.sendall(frame(b"small"))
-            for client, flood in zip(clients, floods, strict=False):
-                with suppress(BlockingIOError):
-                    client.send(flood)
+            rest = send_more(clients, floods, rest)
             return any(name == "small" for name, _ in ledger.order)
 
         await serve_until(ledger, listener, is_done)
@@ -493,17 +506,15 @@ async def test_light_clients_do_not_starve_heavy_ones() -> None:
     with waiting_clients(*floods, *light) as (listener, clients):
         ledger = Ledger(frame_s=0.005)
         rounds = 1
-        rest = [flood] * len(floods)
+        all_floods = rest = [flood] * len(floods)
 
         def is_done() -> bool:
-            nonlocal rounds
+            nonlocal rounds, rest
             if [name for name, _ in ledger.order].count("light") == rounds * len(light):
                 rounds += 1
                 for client in clients[len(floods) :]:
                     client.sendall(light[0])
-            for number, client in enumerate(clients[: len(floods)]):
-                with suppress(BlockingIOError):
-                    rest[number] = rest[number][client.send(rest[number]) :] or flood
+            rest = send_more(clients, all_floods, rest)
             return rounds == 5
 
         await serve_until(ledger, listener, is_done)
@@ -520,8 +531,8 @@ async def test_who_costs_little_is_soon_read_as_much_as_there_is() -> None:
         rest = [flood]
 
         def is_done() -> bool:
-            with suppress(BlockingIOError):
-                rest[0] = rest[0][client.send(rest[0]) :] or flood
+            nonlocal rest
+            rest = send_more([client], [flood], rest)
             return bool(ledger.order) and max(count for _, count in ledger.order) > 700
 
         await serve_until(ledger, listener, is_done)
