@@ -148,7 +148,7 @@ def at_once(_store: Any, then: Callable[[None], None]) -> None:
 
 
 # Kind, where the bug is, the bug, and the seed that found it when it was planted.
-BUGS: dict[str, tuple[str, Any, str, Callable[..., Any], int]] = {
+BUGS: dict[str, tuple[str, Any, str, Any, int]] = {
     "acknowledged without sync": ("cluster", MappedFile, "sync", nothing, 2),
     "acknowledged before the sync": ("cluster", Flusher, "flush_log", flush_log_too_late, 6),
     "flushed without sync": ("store", MappedFile, "sync", nothing, 0),
