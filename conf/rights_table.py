@@ -19,6 +19,7 @@ _OF_BODIES: Final = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ("Topic",),
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: ("Topic",),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ("Group",),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: ("Group",),
     RequestCode.LOCK_BATCH_MQ: ("Topic", "Group"),
     RequestCode.UNLOCK_BATCH_MQ: ("Topic", "Group"),
     RequestCode.CHECK_CLIENT_CONFIG: ("Topic", "Group"),

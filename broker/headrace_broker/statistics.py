@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 _SAMPLE_S = 1.0
 _WINDOW_SAMPLES = 10
+# Minute, hour and day, and the time between two samples of each.
+WINDOWS_S = (60.0, 3600.0, 86_400.0)
+_PERIODS_S = (10.0, 600.0, 3600.0)
+# A history has about 6 KiB. Topics and groups beyond these have none.
+_HISTORIES_MAX = 2000
 
 
 class Counter:
@@ -73,6 +79,42 @@ class Counter:
         return (last - first) / (end - start) if end > start else 0.0
 
 
+class Sums(NamedTuple):
+    """Messages and bytes of a window. seconds: how long it is: up to a sample more, or younger."""
+
+    messages: int
+    body_bytes: int
+    seconds: float
+
+
+class History:
+    """Samples of a counter for the last minute, hour and day; see ``WINDOWS_S``."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self, now: float) -> None:
+        self._samples = [
+            deque([(now, 0, 0)], maxlen=round(window_s / period_s) + 2)
+            for window_s, period_s in zip(WINDOWS_S, _PERIODS_S, strict=True)
+        ]
+
+    def sample(self, counter: Counter, now: float) -> None:
+        """Take a sample where one is due."""
+        for period_s, samples in zip(_PERIODS_S, self._samples, strict=True):
+            if now - samples[-1][0] >= period_s:
+                samples.append((now, counter.count, counter.body_bytes))
+
+    def sums(self, window_s: float, counter: Counter, now: float) -> Sums:
+        """What the last ``window_s`` seconds have seen, at most a day."""
+        samples = self._samples[bisect_left(WINDOWS_S, window_s)]
+        start, count, body_bytes = samples[0]
+        for sample in samples:
+            if sample[0] > now - window_s:
+                break
+            start, count, body_bytes = sample
+        return Sums(counter.count - count, counter.body_bytes - body_bytes, max(now - start, 1.0))
+
+
 class BrokerStatistics:
     """Counters of the broker, of sends by topic, and of reads by group and topic.
 
@@ -87,6 +129,8 @@ class BrokerStatistics:
         self.topic_puts: dict[str, Counter] = {}
         self.group_gets: dict[tuple[str, str], Counter] = {}
         self.sampled: list[Counter] = []
+        self.histories: dict[Counter, History] = {}
+        self._looks = 0
         self.on_put: Callable[[str, int], None] | None = None
         self.on_get: Callable[[str, str, int], None] | None = None
 
@@ -116,14 +160,18 @@ class BrokerStatistics:
 
     def topic_deleted(self, topic: str) -> None:
         """Remove the counters of a topic; the totals keep its messages."""
-        self.topic_puts.pop(topic, None)
+        self._forget(self.topic_puts.pop(topic, None))
         for key in [key for key in self.group_gets if key[1] == topic]:
-            del self.group_gets[key]
+            self._forget(self.group_gets.pop(key))
 
     def group_deleted(self, group: str) -> None:
         """Remove the counters of a group."""
         for key in [key for key in self.group_gets if key[0] == group]:
-            del self.group_gets[key]
+            self._forget(self.group_gets.pop(key))
+
+    def _forget(self, counter: Counter | None) -> None:
+        if counter is not None:
+            self.histories.pop(counter, None)
 
     def _begin_sampling(self, counter: Counter) -> None:
         counter.is_sampled = True
@@ -134,7 +182,32 @@ class BrokerStatistics:
         now = trio.current_time()
         self.puts.sample(now)
         self.gets.sample(now)
+        self._looks += 1
+        if self._looks % _WINDOW_SAMPLES == 0:
+            self._sample_histories(now)
         self.sampled = [counter for counter in self.sampled if not counter.sample_is_idle(now)]
+
+    def _sample_histories(self, now: float) -> None:
+        for counter in (self.puts, self.gets, *self.sampled):
+            history = self.histories.get(counter)
+            if history is None:
+                if len(self.histories) >= _HISTORIES_MAX:
+                    continue
+                history = self.histories[counter] = History(now)
+            history.sample(counter, now)
+
+    def rates(self, counter: Counter) -> str:
+        """The rates of ten seconds, one minute and ten minutes, as the peer writes them."""
+        minute, ten_minutes = (self.sums(counter, window_s) for window_s in (60.0, 600.0))
+        rates = (counter.rate, *(each.messages / each.seconds for each in (minute, ten_minutes)))
+        return " ".join(f"{rate:.2f}" for rate in rates)
+
+    def sums(self, counter: Counter, window_s: float) -> Sums:
+        """What a counter has seen in the last ``window_s`` seconds, at most a day."""
+        history = self.histories.get(counter)
+        if history is None:
+            return Sums(0, 0, 1.0)
+        return history.sums(window_s, counter, trio.current_time())
 
     def topic_rate(self, topic: str) -> float:
         """Messages a second stored in ``topic``."""

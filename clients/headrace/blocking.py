@@ -499,6 +499,7 @@ class Admin(Blocking[AsyncAdmin]):
     query_by_id = awaited(AsyncAdmin.query_by_id)
     queued = awaited(AsyncAdmin.queued)
     trace = awaited(AsyncAdmin.trace)
+    resend = awaited(AsyncAdmin.resend)
     message = awaited(AsyncAdmin.message)
     keepers = awaited(AsyncAdmin.keepers)
     users = awaited(AsyncAdmin.users)

@@ -27,6 +27,7 @@ from headrace_nameserver.departed_file import DepartedFile
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor, Policy
 from headrace_nameserver.routes import RouteTable
+from headrace_nameserver.settings_requests import SettingsRequests
 from headrace_protocol.outages import Outages
 from headrace_protocol.quotas import NAMESERVER_LIMITS
 from headrace_protocol.serving import TURN_S, Registry
@@ -99,6 +100,7 @@ class NameServer:
             on_late=self._server.late.note,
         )
         processor.register(self._registry)
+        SettingsRequests(config).register(self._registry)
         self._begin = processor.begin
         table = QuotaTable(config.quotas_path, {"user": NAMESERVER_LIMITS})
         QuotaProcessor(table, self._log).register(self._registry)

@@ -161,3 +161,73 @@ class QueryConsumeQueueHeader(QueueHeader, kw_only=True, gc=False):
     index: Int64
     count: Int32
     consumer_group: str | None = None
+
+
+class GetConsumerStatusHeader(RequestHeader, kw_only=True, gc=False):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_STATUS_FROM_CLIENT (221).
+
+    client_addr: client id of the member to ask; all of them without one.
+    """
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class ConsumeDirectlyHeader(RequestHeader, kw_only=True, gc=False):
+    """CONSUME_MESSAGE_DIRECTLY (309): a member is to process a message again.
+
+    msg_id: offset message id. Of Java's clients: the member's client id may be missing.
+    """
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+
+
+class QueryCorrectionOffsetHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_CORRECTION_OFFSET (308). filter_groups: groups that don't count, joined by commas."""
+
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None
+
+
+class ViewBrokerStatsHeader(RequestHeader, kw_only=True, gc=False):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
+class GetBrokerConsumeStatsHeader(RequestHeader, kw_only=True, gc=False):
+    """GET_BROKER_CONSUME_STATS (317)."""
+
+    is_order: bool = False
+
+
+class GroupHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_TOPICS_BY_CONSUMER (343), GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+
+    group: str
+
+
+class GroupOfTopicHeader(RequestHeader, kw_only=True, gc=False):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER (345), UPDATE_AND_GET_GROUP_FORBIDDEN (353).
+
+    readable: of 353, whether the group may read the topic from now on; unchanged without one.
+    """
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class SetReadModeHeader(RequestHeader, kw_only=True, gc=False):
+    """SET_COMMITLOG_READ_MODE (2004): 0 normal, 1 random."""
+
+    mode: str | None = msgspec.field(name="READ_AHEAD_MODE", default=None)

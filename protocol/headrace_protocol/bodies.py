@@ -384,6 +384,12 @@ class CreateTopicListRequestBody(Body):
     topic_config_list: list[TopicConfig] = []
 
 
+class SubscriptionGroupList(Body):
+    """The groups of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = []
+
+
 class SubscriptionGroupWrapper(Body):
     """A broker's groups and their version: the answer to 201, and subscriptionGroup.json."""
 
@@ -480,6 +486,26 @@ class ResetOffsetBody(Body):
     offset_table: dict[MessageQueue, Int64] = {}
 
 
+class DirectResult(Body):
+    """What became of a message that a member processed again: the answer to 309.
+
+    consume_result: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT, CR_THROW_EXCEPTION or
+    CR_RETURN_NULL.
+    """
+
+    auto_commit: bool = True
+    consume_result: str = ""
+    order: bool = False
+    remark: str | None = None
+    spent_time_mills: Int64 = 0
+
+
+class ConsumerStatusBody(Body):
+    """Offsets that a member has come to: the answer to 221."""
+
+    message_queue_table: dict[MessageQueue, Int64] = {}
+
+
 class LocalOffsets(Body):
     """A broadcasting consumer's progress: its file offsets.json."""
 
@@ -499,6 +525,16 @@ class ClientConnection(Body):
     client_addr: str = ""
     language: str = ""
     version: Int32 = 0
+
+
+class ProducerInfo(Body):
+    """A producer as GET_ALL_PRODUCER_INFO (328) lists it; Apache's spelling of remoteIP."""
+
+    client_id: str = ""
+    remote_ip: str = msgspec.field(name="remoteIP", default="")
+    language: str = ""
+    version: Int32 = 0
+    last_update_timestamp: Int64 = 0
 
 
 class ProducerConnection(Body):

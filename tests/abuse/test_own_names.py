@@ -113,6 +113,9 @@ def bodies(code: int, group: str, topic: str) -> Iterator[bytes]:
         yield heartbeat(group, "c", topic)
     if code == Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
         yield SubscriptionGroupConfig(group_name=group, consume_enable=False).encode()
+    if code == Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST:
+        one = SubscriptionGroupConfig(group_name=group, consume_enable=False)
+        yield b'{"groupConfigList":[%b]}' % one.encode()
     if code == Code.UPDATE_AND_CREATE_TOPIC_LIST:
         config = TopicConfig(topic_name=topic, read_queue_nums=9, write_queue_nums=9)
         yield b'{"topicConfigList":[%b]}' % config.encode()

@@ -29,6 +29,9 @@ _BODIES: dict[int, Any] = {
     RequestCode.SET_MESSAGE_REQUEST_MODE: {"consumerGroup": "Foreign", "topic": "Foreign"},
     RequestCode.BATCH_ACK_MESSAGE: {"acks": [{"c": "Foreign", "t": "Foreign"}]},
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": [{"topicName": "Foreign"}]},
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: {
+        "groupConfigList": [{"groupName": "Foreign"}]
+    },
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": "Foreign"},
 }
 _BODIES[RequestCode.UNLOCK_BATCH_MQ] = _BODIES[RequestCode.LOCK_BATCH_MQ]

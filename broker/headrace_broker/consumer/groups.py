@@ -114,6 +114,10 @@ class _Members:
             del self.groups[group]
         return member
 
+    def heard_ms(self, group: str, channel: Channel) -> int:
+        """When the last heartbeat of a member came; 0 for a client that is none."""
+        return self._heartbeat_ms.get((group, channel), 0)
+
     def groups_of(self, channel: Channel) -> list[str]:
         return list(self._charges.get(channel, ()))
 
@@ -136,6 +140,10 @@ class _Groups:
     def members(self, group: str) -> list[Member]:
         """The members of a group."""
         return list(self._members.groups.get(group, {}).values())
+
+    def heard_ms(self, group: str, channel: Channel) -> int:
+        """When a member's last heartbeat came, by the steady clock."""
+        return self._members.heard_ms(group, channel)
 
     @abstractmethod
     def _left(self, group: str, channel: Channel) -> None:
@@ -417,6 +425,10 @@ class ProducerManager(_Groups):
         super().__init__(run_long)
         # client id -> its memberships, by group and channel, the oldest first.
         self._clients: dict[str, dict[tuple[str, Channel], Member]] = {}
+
+    def names(self) -> list[str]:
+        """The groups that have members."""
+        return list(self._members.groups)
 
     @property
     def member_count(self) -> int:

@@ -20,7 +20,7 @@ from headrace_protocol.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
-from headrace_protocol.bounds import check_depth, check_group, check_queue_nums
+from headrace_protocol.bounds import check_depth, check_group, check_items, check_queue_nums
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.system_topics import TRANSACTION_GROUP
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Memory of a group and its retry topic, in tables and in files.
 _GROUP_BYTES = 6 * 1024
 
+# In the table of what is forbidden, the bit of reading.
+_UNREADABLE = 1 << 2
 TOOLS_CONSUMER = "TOOLS_CONSUMER"
 # Groups that the peer creates at its first start.
 _BUILT_IN = (
@@ -133,6 +135,34 @@ class SubscriptionGroups:
             )
         return config
 
+    def is_readable(self, group: str, topic: str) -> bool:
+        """True unless a group is forbidden to read a topic."""
+        return not self._forbidden.get(group, {}).get(topic, 0) & _UNREADABLE
+
+    def set_readable(self, group: str, topic: str, *, readable: bool) -> None:
+        """Permit or forbid a group to read a topic. Raises RequestError for an unknown group."""
+        check_not_own(group)
+        if group not in self._groups:
+            raise _unknown(group)
+        topics = dict(self._forbidden.get(group, {}))
+        bits = topics.pop(topic, 0) & ~_UNREADABLE | (0 if readable else _UNREADABLE)
+        if bits:
+            topics[topic] = bits
+            check_items(f"topics that group {group} may not read", topics)
+        others = {name: known for name, known in self._forbidden.items() if name != group}
+        self._forbidden = others | ({group: topics} if topics else {})
+        self._changed()
+
+    def put_all(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
+        """Create or replace groups, all or none. Raises RequestError for invalid settings."""
+        configs = list(configs)
+        for config in configs:
+            _check(config)
+        new = [each.group_name for each in configs if each.group_name not in self._groups]
+        self._budget.makers.check("groups", len(new))
+        for config in configs:
+            self.put(config)
+
     def put(self, config: SubscriptionGroupConfig) -> None:
         """Create or replace a group. Raises RequestError for invalid settings."""
         _check(config)
@@ -146,6 +176,7 @@ class SubscriptionGroups:
         """Remove a group; return whether it existed."""
         if self._groups.pop(group, None) is None:
             return False
+        self._forbidden = {name: each for name, each in self._forbidden.items() if name != group}
         self._budget.drop(("group", group))
         self._budget.makers.gone("groups", group)
         self._changed()

@@ -56,6 +56,17 @@ _NO_QUEUES = dict.fromkeys(
 )
 
 
+# What was read is found, and counted once; the old spelling is that of RocketMQ up to 4.9.
+_GET_RATES = ("getTransferredTps", "getTransferedTps", "getFoundTps", "getTotalTps")
+_NO_RATES = "0.00 0.00 0.00"
+# Figures that tools read without looking whether they are there, and that nobody measures here.
+_NOT_MEASURED = {
+    "putMessageDistributeTime": "",
+    "getMessageEntireTimeMax": "0",
+    "putMessageEntireTimeMax": "0",
+}
+
+
 class AdminBrokerProcessor:
     """Serves requests about the broker."""
 
@@ -107,6 +118,7 @@ class AdminBrokerProcessor:
     def _runtime_info(self) -> dict[str, str]:
         return {
             **_NO_QUEUES,
+            **_NOT_MEASURED,
             **self._broker_info(),
             **self._message_info(),
             **self._store_info(),
@@ -126,8 +138,9 @@ class AdminBrokerProcessor:
     def _message_info(self) -> dict[str, str]:
         puts, gets = self._statistics.puts, self._statistics.gets
         return {
-            "putTps": f"{puts.rate:.2f}",
-            "getTransferredTps": f"{gets.rate:.2f}",
+            "putTps": self._statistics.rates(puts),
+            **dict.fromkeys(_GET_RATES, self._statistics.rates(gets)),
+            "getMissTps": _NO_RATES,
             "msgPutTotalYesterdayMorning": str(puts.yesterday_morning),
             "msgPutTotalTodayMorning": str(puts.today_morning),
             "msgPutTotalTodayNow": str(puts.count),
@@ -141,8 +154,10 @@ class AdminBrokerProcessor:
         }
 
     def _store_info(self) -> dict[str, str]:
-        store = self._store.statistics()
+        store, disk = self._store.statistics(), self._store.disk_usage()
         info = {
+            "commitLogDirCapacity": f"Total : {_size(disk.used_bytes + disk.usable_bytes)}, "
+            f"Free : {_size(disk.usable_bytes)}.",
             "commitLogMinOffset": str(store.min_offset),
             "commitLogMaxOffset": str(store.max_offset),
             "commitLogDiskRatio": f"{store.disk_ratio:.4f}",
@@ -231,6 +246,10 @@ def _read_changes(request: Request) -> Mapping[str, str]:
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Old and new value of each setting that has changed."""
     return {key: (old, new) for key, new in after.items() if (old := before.get(key, "")) != new}
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**3:.1f} GiB"
 
 
 def _duration(duration_ms: int) -> str:

@@ -20,6 +20,7 @@ from headrace_protocol.admin_headers import (
     DeleteSubscriptionGroupHeader,
     GetAllSubscriptionGroupHeader,
     GetAllSubscriptionGroupResponseHeader,
+    GetBrokerConsumeStatsHeader,
     GetConsumeStatsHeader,
     GetProducerConnectionListHeader,
     QueryConsumeQueueHeader,
@@ -106,6 +107,7 @@ class AdminGroupsProcessor:
         registry.route_long(RequestCode.GET_CONSUMER_CONNECTION_LIST, self.consumer_connections)
         registry.route_long(RequestCode.GET_PRODUCER_CONNECTION_LIST, self.producer_connections)
         registry.route_long(RequestCode.GET_CONSUME_STATS, self.consume_stats)
+        registry.route_long(RequestCode.GET_BROKER_CONSUME_STATS, self.broker_consume_stats)
         registry.route_long(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.groups_of_topic)
         registry.route_long(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
         registry.route_long(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset_offset)
@@ -207,6 +209,36 @@ class AdminGroupsProcessor:
         return Reply(
             body=fastjson.dumps_parts({"consumeTps": float(consume_tps), "offsetTable": table})
         )
+
+    async def broker_consume_stats(self, request: Request) -> Reply:
+        """GET_BROKER_CONSUME_STATS: positions of all groups, by group and topic."""
+        is_ordered = request.header(GetBrokerConsumeStatsHeader).is_order
+        found, total = [], 0
+        groups = sorted(each.group_name for each in self._groups.all())
+        for group in await visible_groups(request, groups, str):
+            stats = []
+            for name in sorted(await visible_topics(request, self._offsets.topics_of(group), str)):
+                topic = self._topics.get(name)
+                if topic is not None and topic.order is is_ordered:
+                    rows = await self._rows_of(group, topic)
+                    total += sum(each.broker_offset - each.consumer_offset for _, each in rows)
+                    rate = float(self._statistics.group_rate(group, name))
+                    table = await fastjson.dumps_sliced(rows)
+                    stats.append({"consumeTps": rate, "offsetTable": table})
+            if stats:
+                found.append({group: stats})
+            await take_break()
+        body = {"consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
+        return Reply(body=fastjson.dumps_parts(body))
+
+    async def _rows_of(
+        self, group: str, topic: TopicConfig
+    ) -> list[tuple[MessageQueue, OffsetWrapper]]:
+        rows = [
+            await ready(partial(self._positions, group, topic, queue_id))
+            for queue_id in range(topic.read_queue_nums)
+        ]
+        return [row for row in rows if row is not None]
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
         """True if a group reads a topic, or its subscriptions are unknown."""

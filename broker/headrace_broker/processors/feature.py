@@ -11,7 +11,9 @@ from headrace_broker.message_demands import Demand
 from headrace_broker.processors.admin_broker import AdminBrokerProcessor
 from headrace_broker.processors.admin_groups import AdminGroupsProcessor
 from headrace_broker.processors.admin_topics import AdminTopicsProcessor
+from headrace_broker.processors.broker_stats import BrokerStatsProcessor
 from headrace_broker.processors.client import ClientProcessor
+from headrace_broker.processors.dashboard import DashboardProcessor
 from headrace_broker.processors.members import MembersProcessor
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.topics.rules import TopicRules
@@ -80,12 +82,12 @@ def _clients(core: Core) -> tuple[Processor, ...]:
             core.filters,
         ),
         MembersProcessor(
+            core.store,
             clients.consumers,
             clients.locks,
             core.pull_watch,
             clients.requests,
             topics.readable_queues,
-            steady_ms,
         ),
     )
 
@@ -120,6 +122,16 @@ def _administration(core: Core) -> tuple[Processor, ...]:
             store.clock.now_ms,
             changes,
         ),
+        DashboardProcessor(
+            topics,
+            groups,
+            clients.consumers,
+            clients.producers,
+            offsets,
+            store.clock,
+            changes,
+        ),
+        BrokerStatsProcessor(config, store, topics, core.statistics, changes),
         AdminBrokerProcessor(
             config,
             store,

@@ -1,33 +1,44 @@
-"""DESCRIBE_GROUP (7680020) and GET_CONSUMER_RUNNING_INFO (307): the members and their queues.
+"""The members of groups: their queues (7680020), and what is passed on to them (223, 307, 309).
 
 Source: docs/protocol.md "Members"; tests/broker/processors/test_members.py.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from headrace_protocol import fastjson
-from headrace_protocol.bodies import GroupQueue
+from headrace_protocol.admin_headers import ConsumeDirectlyHeader, GetConsumerStatusHeader
+from headrace_protocol.bodies import ConsumerStatusBody, GroupQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
+from headrace_protocol.message_ids import decode_offset_message_id
+from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
-from headrace_protocol.waiting import Until, take_break
+from headrace_protocol.waiting import Until, ready, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.consumer.groups import ConsumerManager
+    import msgspec
+
+    from headrace_broker.consumer.groups import ConsumerManager, Member
     from headrace_broker.consumer.locks import QueueLocks
     from headrace_broker.consumer.pull_watch import PullWatch
-    from headrace_broker.persistence import NowMs
+    from headrace_broker.store.message_store import MessageStore
     from headrace_daemon.serving.client_requests import Answer, ClientRequests
+    from headrace_protocol.frame import Buffer
     from headrace_protocol.serving import Registry, Request
 
 _QUEUES_AT_ONCE: Final = 256
 # More would let a few callers fill a member's budget.
 _ASKED_MAX: Final = 16
+# Members of one request, which asks them one by one.
+_MEMBERS_MAX: Final = 100
+# Of frames: 3.4.9, of 2016; clients since 3.1.8 answer all three requests.
+_ASKABLE_VERSION: Final = 121
 
 
 class MembersProcessor:
@@ -35,25 +46,28 @@ class MembersProcessor:
 
     def __init__(
         self,
+        store: MessageStore,
         consumers: ConsumerManager,
         locks: QueueLocks,
         watch: PullWatch,
         client_requests: ClientRequests,
         queue_count: Callable[[str], int],
-        steady_ms: NowMs,
     ) -> None:
         """queue_count: number of queues of a topic that can be read."""
+        self._store = store
         self._consumers = consumers
         self._locks = locks
         self._watch = watch
         self._client_requests = client_requests
         self._queue_count = queue_count
-        self._steady_ms = steady_ms
+        self._steady_ms = store.clock.steady_ms
 
     def register(self, registry: Registry) -> None:
-        """Route both requests."""
+        """Route the requests."""
         registry.route_long(RequestCode.DESCRIBE_GROUP, self.describe)
         registry.route(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
+        registry.route(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
+        registry.route(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.consumer_status)
 
     # -- queues ------------------------------------------------------------------------------------
 
@@ -102,27 +116,102 @@ class MembersProcessor:
     async def running_info(self, request: Request) -> Reply:
         """GET_CONSUMER_RUNNING_INFO: passed to the member, whose answer is passed back."""
         header = request.header(GetConsumerRunningInfoHeader)
-        name, client_id = header.consumer_group, header.client_id
+        member = self._member(header.consumer_group, header.client_id)
+        return _passed_back(await self._ask(member, request.command.code, header))
+
+    async def consume_directly(self, request: Request) -> Reply:
+        """CONSUME_MESSAGE_DIRECTLY: a member processes a message of this broker again."""
+        header = request.header(ConsumeDirectlyHeader)
+        member = self._member(header.consumer_group, header.client_id or "")
+        record: Buffer = request.body
+        if header.msg_id:
+            record = await ready(partial(self._record, header.msg_id))
+            check_readable(request, record)
+        return _passed_back(await self._ask(member, request.command.code, header, record))
+
+    def _record(self, message_id: str) -> Buffer:
+        """The record of an offset message id. Raises RequestError, NotReady."""
+        try:
+            _, physical_offset = decode_offset_message_id(message_id)
+        except ValueError:
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER, f"{message_id} is no offset message id"
+            ) from None
+        if self._store.message_at(physical_offset) is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"no message of this broker has the id {message_id}"
+            )
+        record = self._store.commit_log.record_at(physical_offset)
+        assert record is not None
+        return record
+
+    async def consumer_status(self, request: Request) -> Reply:
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: offsets that members have come to, by client id."""
+        header = request.header(GetConsumerStatusHeader)
+        members = self._consumers.members(header.group)
+        if header.client_addr:
+            members = [self._member(header.group, header.client_addr)]
+        if not members:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"No Any Consumer online in the consumer group: [{header.group}]",
+            )
+        table: dict[str, fastjson.Written] = {}
+        for member in members[:_MEMBERS_MAX]:
+            code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+            command, body = await self._ask(member, code, header)
+            if command.code != ResponseCode.SUCCESS:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"consumer <{header.group}> <{member.client_id}> does not tell its status: "
+                    f"{command.remark}",
+                )
+            status = ConsumerStatusBody.decode(body)
+            table[member.client_id] = await fastjson.dumps_sliced(
+                status.message_queue_table.items()
+            )
+        return Reply(body=fastjson.dumps_parts({"consumerTable": table}))
+
+    def _member(self, name: str, client_id: str) -> Member:
+        """A member that can be asked. Raises RequestError."""
         members = (each for each in self._consumers.members(name) if each.client_id == client_id)
         member = next(members, None)
         if member is None:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"The Consumer <{name}> <{client_id}> not online"
+                ResponseCode.CONSUMER_NOT_ONLINE, f"The Consumer <{name}> <{client_id}> not online"
             )
+        if member.version < _ASKABLE_VERSION:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{name}> <{client_id}> is a client of version {member.version}, too "
+                "old to be asked: upgrade it",
+            )
+        return member
+
+    async def _ask(
+        self, member: Member, code: int, header: msgspec.Struct, body: Buffer = b""
+    ) -> Answer:
+        """A member's answer. Raises RequestError if there is none."""
+        client_id = member.client_id
         if self._client_requests.pending_count(member.channel) >= _ASKED_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"consumer <{name}> <{client_id}> has {_ASKED_MAX} requests to answer, retry later",
+                f"consumer <{client_id}> has {_ASKED_MAX} requests to answer, retry later",
             )
-        code, channel = RequestCode.GET_CONSUMER_RUNNING_INFO, member.channel
         answer: Answer | None = await Until(
             "a consumer",
-            lambda run: self._client_requests.ask(channel, code, header, b"", run.resume),
+            lambda run: self._client_requests.ask(
+                member.channel, RequestCode(code), header, body, run.resume
+            ),
         )
         if answer is None:
             raise RequestError(
                 ResponseCode.CONSUME_MSG_TIMEOUT,
-                f"consumer <{name}> <{client_id}> did not answer in time, or has left",
+                f"consumer <{client_id}> did not answer in time, or has left",
             )
-        command = answer.command
-        return Reply(None, (bytes(answer.body),), command.code, command.remark)
+        return answer
+
+
+def _passed_back(answer: Answer) -> Reply:
+    command = answer.command
+    return Reply(None, (bytes(answer.body),), command.code, command.remark)

@@ -15,6 +15,8 @@ from headrace.admin.statictopic import is_compacted
 from headrace.errors import BrokerError, ConfigurationError, PartialAnswer
 from headrace.missing import departed_part
 from headrace.received import ReceivedMessage
+from headrace_protocol.admin_headers import ConsumeDirectlyHeader
+from headrace_protocol.bodies import DirectResult
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
     QueryMessageHeader,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from headrace.admin.requests import BrokerNode
 
 _TIMESTAMP_MAX = 2**63 - 1
+# A broker waits 10 s for a member.
+_MEMBER_TIMEOUT_MS = 12_000
 
 
 class QueuedMessage(msgspec.Struct, frozen=True):
@@ -117,6 +121,31 @@ class QueryAdmin(ChainAdmin):
             for stored, due_ms in waiting
         ]
         return sorted(found, key=_when_stored)
+
+    async def resend(
+        self, message_id: str, group: str, client_id: str, topic: str | None = None
+    ) -> DirectResult | None:
+        """Have a member of a group process a message again; None if there is no such message.
+
+        message_id, topic: as of ``message``. client_id: of the member. Its group's progress stays
+        where it is. Raises BrokerError if there is no such member, or it does not answer in time.
+        """
+        message = await self.message(message_id, topic)
+        master = await self._master_in(message.offset_message_id) if message else None
+        if message is None or master is None:
+            return None
+        header = ConsumeDirectlyHeader(
+            consumer_group=group,
+            client_id=client_id,
+            msg_id=message.offset_message_id,
+            broker_name=master.broker_name,
+            topic=message.queue.topic,
+        )
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        response = await self._instance.request(
+            master.address, code, header, timeout_ms=_MEMBER_TIMEOUT_MS
+        )
+        return response.expect().decode(DirectResult)
 
     async def _queued_page(
         self, address: str, header: QueryMessageHeader

@@ -9,6 +9,7 @@ import anyio
 
 from headrace.config import check_count, check_limits
 from headrace.consumer.assignment import Assignment, Membership
+from headrace.consumer.direct import DirectMessages
 from headrace.consumer.inbox import (
     BatchIterator,
     Inbox,
@@ -37,7 +38,8 @@ from headrace.loops import current_task
 from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
-from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
+from headrace_protocol.admin_headers import GetConsumerStatusHeader
+from headrace_protocol.bodies import ConsumerData, ConsumerStatusBody, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
@@ -170,6 +172,7 @@ class Consumer(Startable):
     def _new_returns(
         self, max_attempts: int | None, retry_delay: float | None
     ) -> Returns | NoReturns:
+        self._direct = DirectMessages(self._inbox, self._member.body_limits)
         if self._member.broadcast:
             return NoReturns(self._instance, self.group)
         return Returns(
@@ -177,6 +180,7 @@ class Consumer(Startable):
             self._member,
             self._inbox,
             self._assignment,
+            self._direct.returned,
             max_attempts=max_attempts,
             retry_delay=retry_delay,
         )
@@ -203,7 +207,12 @@ class Consumer(Startable):
             await self._instance.stop()
             raise
 
-    async def __aexit__(self, error_type: type[BaseException] | None = None, *_: object) -> None:
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None = None,
+        *rest: object,
+    ) -> None:
+        self._direct.end(rest[0] if error_type else None)
         self._inbox.close()
         try:
             if error_type is None:
@@ -365,6 +374,8 @@ class Consumer(Startable):
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_group_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._on_reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._on_status,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._direct.asked,
         }
 
     def _on_group_changed(self, _connection: AsyncConnection, _request: RequestReceived) -> None:
@@ -375,6 +386,16 @@ class Consumer(Startable):
             process_queue = self._assignment.process_queues.get(queue)
             if process_queue:
                 process_queue.reset(offset)
+
+    def _on_status(self, connection: AsyncConnection, request: RequestReceived) -> None:
+        topic = request.command.header(GetConsumerStatusHeader).topic
+        offsets = {
+            queue: process_queue.processed_offset
+            for queue, process_queue in self._assignment.process_queues.items()
+            if queue.topic == topic and process_queue.processed_offset >= 0
+        }
+        body = ConsumerStatusBody(message_queue_table=offsets).encode()
+        connection.respond(request, ResponseCode.SUCCESS, body=body)
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         info = running_info(

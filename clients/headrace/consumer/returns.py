@@ -12,6 +12,8 @@ from headrace_protocol.codes import RequestCode
 from headrace_protocol.headers import ConsumerSendMsgBackHeader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.consumer.assignment import Assignment, Membership
     from headrace.consumer.inbox import Inbox
     from headrace.instance import ClientInstance
@@ -67,6 +69,7 @@ class Returns:
         member: Membership,
         inbox: Inbox,
         assignment: Assignment,
+        on_returned: Callable[[ReceivedMessage], None],
         *,
         max_attempts: int | None,
         retry_delay: float | None,
@@ -75,6 +78,7 @@ class Returns:
         self._group = member.group
         self._inbox = inbox
         self._assignment = assignment
+        self._on_returned = on_returned
         self._ordered = member.ordered
         self._max_attempts = max_attempts
         self._retry_delay = retry_delay
@@ -120,6 +124,7 @@ class Returns:
         return process_queue.count_attempt(message.queue_offset) if process_queue else 0
 
     async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+        self._on_returned(message)
         if self._instance.traces:
             self._instance.traces.returned(message)
         stored = message.stored

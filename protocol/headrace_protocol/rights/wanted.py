@@ -20,6 +20,7 @@ from headrace_protocol.bodies import (
     QueryAssignmentRequestBody,
     SetMessageRequestModeRequestBody,
     SubscriptionGroupConfig,
+    SubscriptionGroupList,
 )
 from headrace_protocol.bounds import check_marks
 from headrace_protocol.codes import RequestCode as C
@@ -180,6 +181,12 @@ def _request_mode(request: Request, actions: Actions) -> Iterator[Wanted]:
     yield Wanted(Kind.GROUP, body.consumer_group, actions)
 
 
+def _created_groups(request: Request, actions: Actions) -> Iterator[Wanted]:
+    check_body(request)
+    for group in SubscriptionGroupList.decode(request.body).group_config_list:
+        yield Wanted(Kind.GROUP, group.group_name, actions)
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 # For everybody, known or not: it is how a client becomes known.
@@ -277,12 +284,33 @@ TABLE: Final[Mapping[int, Row]] = {
     C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ADMITTED,
     C.GET_CONSUMER_CONNECTION_LIST: _header(h.ConsumerGroupHeader, consumer_group=GET),
     C.GET_CONSUMER_RUNNING_INFO: _header(h.GetConsumerRunningInfoHeader, consumer_group=GET),
+    C.CONSUME_MESSAGE_DIRECTLY: _header(admin.ConsumeDirectlyHeader, topic=SUB, consumer_group=SUB),
+    C.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _header(
+        admin.GetConsumerStatusHeader, topic=GET, group=GET
+    ),
+    C.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _read(_created_groups, CREATE),
+    C.GET_SUBSCRIPTIONGROUP_CONFIG: _header(admin.GroupHeader, group=GET),
+    C.QUERY_TOPICS_BY_CONSUMER: _header(admin.GroupHeader, group=GET),
+    C.QUERY_SUBSCRIPTION_BY_CONSUMER: _header(admin.GroupOfTopicHeader, topic=GET, group=GET),
+    C.UPDATE_AND_GET_GROUP_FORBIDDEN: _header(admin.GroupOfTopicHeader, topic=UPDATE, group=UPDATE),
+    C.QUERY_CORRECTION_OFFSET: _header(
+        admin.QueryCorrectionOffsetHeader, topic=GET, compare_group=GET
+    ),
     C.DESCRIBE_GROUP: _header(h.ConsumerGroupHeader, consumer_group=GET),
     C.GET_CONSUME_STATS: _header(admin.GetConsumeStatsHeader, topic=GET, consumer_group=GET),
     C.QUERY_TOPIC_CONSUME_BY_WHO: _header(admin.QueryTopicConsumeByWhoHeader, topic=GET),
     C.QUERY_CONSUME_TIME_SPAN: _header(admin.QueryConsumeTimeSpanHeader, topic=GET, group=GET),
     # -- brokers
     C.GET_PRODUCER_CONNECTION_LIST: _cluster(GET),
+    C.GET_ALL_PRODUCER_INFO: _cluster(GET),
+    C.GET_BROKER_CONSUME_STATS: _cluster(GET),
+    C.VIEW_BROKER_STATS_DATA: _cluster(GET),
+    C.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _cluster(GET),
+    C.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(UPDATE),
+    C.CLEAN_UNUSED_TOPIC: _cluster(UPDATE),
+    C.GET_BROKER_HA_STATUS: _cluster(GET),
+    C.SET_COMMITLOG_READ_MODE: _cluster(UPDATE),
+    C.SWITCH_TIMER_ENGINE: _cluster(UPDATE),
     C.GET_BROKER_RUNTIME_INFO: _cluster(GET),
     C.GET_BROKER_CONFIG: _cluster(GET),
     C.UPDATE_BROKER_CONFIG: _cluster(UPDATE),
@@ -316,6 +344,8 @@ TABLE: Final[Mapping[int, Row]] = {
     C.PUT_KV_CONFIG: _cluster(UPDATE),
     C.DELETE_KV_CONFIG: _cluster(UPDATE),
     C.GET_KV_CONFIG: _cluster(GET),
+    C.GET_NAMESRV_CONFIG: _cluster(GET),
+    C.UPDATE_NAMESRV_CONFIG: _cluster(UPDATE),
     C.GET_KVLIST_BY_NAMESPACE: _cluster(GET),
     # -- users and rules
     C.AUTH_SESSION: ANYBODY,
@@ -335,6 +365,7 @@ _KINDS: Final = {
     "topic": Kind.TOPIC,
     "consumer_group": Kind.GROUP,
     "dest_group": Kind.GROUP,
+    "compare_group": Kind.GROUP,
     "group": Kind.GROUP,
     "group_name": Kind.GROUP,
     "src_group": Kind.GROUP,

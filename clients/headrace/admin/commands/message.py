@@ -181,6 +181,50 @@ def _short(message: ReceivedMessage) -> dict[str, object]:
 
 
 @command.subcommand(
+    "resend",
+    "headrace message resend 7F00000100002A9F000000000000012C --group billing --to 10.0.0.7@4711#3",
+)
+@click.argument("message_id", metavar="ID")
+@click.option(
+    "--group",
+    required=True,
+    metavar="GROUP",
+    shell_complete=completion.groups,
+    help="The member's group.",
+)
+@click.option("--to", "client_id", required=True, metavar="CLIENT", help="The member's client id.")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="The message's topic; required for a producer's id.",
+)
+@options.answer
+def resend(
+    message_id: str,
+    group: str,
+    client_id: str,
+    topic: str | None,
+    nameserver: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Have a connected member process a message again, and show what became of it.
+
+    The group's progress stays where it is. `headrace group describe` lists the members.
+    """
+    result = run_admin(lambda admin: admin.resend(message_id, group, client_id, topic), nameserver)
+    if result is None:
+        raise NotFound(f"message {message_id} does not exist or has expired")
+    row = {
+        "result": result.consume_result,
+        "spent_ms": result.spent_time_mills,
+        "remark": result.remark,
+    }
+    print_record(row, as_json=as_json)
+
+
+@command.subcommand(
     "trace",
     "headrace message trace 7F0000010A2B18B4AAC2000000000000 --topic orders",
     "headrace message trace 7F0000010A2B18B4AAC2000000000000 --json",
