@@ -11,6 +11,7 @@ from headrace.blocking import Admin
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from tests.support.cli import fail, succeed
 from tests.support.running_brokers import brokers_in_thread
+from tests.support.until import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +25,25 @@ def environment(nameserver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_NAMESERVER", nameserver)
 
 
-def compacted(topic: str, message_count: int) -> dict[str, Any]:
-    """The state of a topic's queue, compacted until it has so many messages.
+def compacted(topic: str, put_count: int, message_count: int) -> dict[str, Any]:
+    """The state of a topic's queue, compacted from so many messages to so many.
 
-    The last messages may take a moment to get into the compaction log.
+    The last messages may take a moment to get into the compaction log: without them there might be
+    as many by chance.
     """
+    wait_until(lambda: messages_of(described(topic)["compaction"]) == [put_count])
     while True:
         rows: list[dict[str, Any]] = succeed("topic", "compact", topic, "--json").json()
-        if [row["messages"] for row in rows] == [message_count]:
+        if messages_of(rows) == [message_count]:
             return rows[0]
+
+
+def described(topic: str) -> Any:
+    return succeed("topic", "describe", topic, "--json").json()
+
+
+def messages_of(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["messages"] for row in rows]
 
 
 def test_a_topic_is_created_filled_compacted_and_described() -> None:
@@ -40,13 +51,11 @@ def test_a_topic_is_created_filled_compacted_and_described() -> None:
     for value in ("1", "2", "3"):
         succeed("kv", "put", "users", "ann", value)
         succeed("kv", "put", "users", "bob", value)
-    described = succeed("topic", "describe", "users", "--json").json()
-    assert described["brokers"][0]["attributes"] == {"cleanup.policy": "COMPACTION"}
-    row = compacted("users", 2)
+    assert described("users")["brokers"][0]["attributes"] == {"cleanup.policy": "COMPACTION"}
+    row = compacted("users", 6, 2)
     assert row["bytes_after"] < row["bytes_before"]
-    described = succeed("topic", "describe", "users", "--json").json()
-    assert described["compaction"] == [row]
-    assert [queue["messages"] for queue in described["queues"]] == [2]
+    assert described("users")["compaction"] == [row]
+    assert messages_of(described("users")["queues"]) == [2]
     assert succeed("kv", "get", "users", "ann").stdout.strip() == "3"
 
 
@@ -72,7 +81,7 @@ def test_lag_counts_messages_and_keys_are_found_with_spaces(nameserver: str) -> 
         return [(row["max_offset"], row["lag"]) for row in rows]
 
     assert lags() == [(3, 3)]
-    compacted("states", 1)
+    compacted("states", 3, 1)
     assert lags() == [(3, 1)]
     found = succeed("message", "query", "states", "New York", "--json").json()
     assert "3" in [message["body"] for message in found]
