@@ -13,6 +13,7 @@ from headrace import Message, MessageQueue, PullConsumer, embedded
 from headrace.admin.end_reader import EndReader
 from headrace.admin.goal import Goal, PartialRead
 from headrace.admin.options import Patience
+from headrace.consumer.subscription import Choice
 from headrace.errors import ConnectFailed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import OffsetResponseHeader
@@ -154,7 +155,7 @@ async def test_a_queue_is_read_from_its_place_although_that_was_not_found_at_fir
         consumer = PullConsumer(nameserver=mq.nameserver)
         async with consumer:
             goal = Goal("T", queues, consumer.max_offset)
-            reader = EndReader(consumer, goal, "*", start_of)
+            reader = EndReader(consumer, goal, Choice(), start_of)
             found: list[bytes] = []
             while not reader.is_over:
                 if received := await reader.receive():

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import headrace
 from headrace import HeadraceError, Message, Producer, Table
-from headrace.consumer.subscription import Subscription
+from headrace.consumer.subscription import Subscription, subscriptions_of
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, InvalidMessage
 from headrace.messages import Copy, SendResult
@@ -483,6 +483,37 @@ def test_a_subscription_selects_the_tags_that_it_lists(expression: str, tags: se
 def test_a_subscription_that_selects_nothing_is_refused(expression: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         Subscription("T", expression)
+
+
+@pytest.mark.parametrize(
+    ("tags", "sql", "reason"),
+    [
+        ("*", "a >", r"line 1, column 4: expected a property"),
+        ("*", "", "it is empty"),
+        ("a || b", "a > 5", r"write TAGS IN \('a', 'b'\) in the filter"),
+        ("*", 5, "must be a str"),
+        ("*", "a = '\ud83d'", "lone surrogate"),
+    ],
+)
+def test_a_filter_that_cannot_be_used_is_refused(tags: str, sql: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        Subscription("T", tags, sql)
+
+
+def test_filters_of_topics() -> None:
+    """One for all, or one for each, beside topics with tags."""
+    both = subscriptions_of("g", ["T", "U"], "a > 5")
+    assert [(each.topic, each.kind, each.expression) for each in both] == [
+        ("T", "SQL92", "a > 5"),
+        ("U", "SQL92", "a > 5"),
+    ]
+    some = subscriptions_of("g", {"T": "x", "U": "*"}, {"U": "a > 5"})
+    assert [(each.kind, each.data().expression_type) for each in some] == [
+        ("TAG", "TAG"),
+        ("SQL92", "SQL92"),
+    ]
+    with pytest.raises(ConfigurationError, match="does not subscribe to 'V'"):
+        subscriptions_of("g", "T", {"V": "a > 5"})
 
 
 @given(st.text(st.sampled_from("ab *|>\t\u00a0\u2003"), max_size=6))

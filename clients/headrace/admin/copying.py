@@ -20,7 +20,7 @@ from headrace.admin.failures import CommandFailed
 from headrace.admin.goal import Goal, all_queues
 from headrace.admin.messages import UNREADABLE, message_record
 from headrace.admin.output import queue_text, time_text
-from headrace.consumer.subscription import ALL
+from headrace.consumer.subscription import Choice
 from headrace.errors import InvalidMessage
 from headrace.messages import Copy
 from headrace_protocol.drivers.files import replace_file
@@ -154,7 +154,7 @@ async def _reader(
         return offset
 
     goal = Goal(topic, await all_queues(consumer, topic), consumer.max_offset)
-    return EndReader(consumer, goal, ALL, start_of)
+    return EndReader(consumer, goal, Choice(), start_of)
 
 
 def _originals(batch: MessageBatch, topic: str) -> Iterator[Original]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from headrace.admin.goal import Goal
     from headrace.consumer.pull import PullConsumer
+    from headrace.consumer.subscription import Choice
     from headrace.received import MessageBatch
     from headrace_protocol.bodies import MessageQueue
 
@@ -27,7 +28,7 @@ class EndReader:
         self,
         consumer: PullConsumer,
         goal: Goal,
-        tags: str,
+        choice: Choice,
         start_of: Callable[[MessageQueue, int], Awaitable[int | None]],
         *,
         skips_parts: bool = False,
@@ -39,7 +40,7 @@ class EndReader:
         """
         self.is_over = False
         self._consumer = consumer
-        self._tags = tags
+        self._choice = choice
         self._start_of = start_of
         self._skips_parts = skips_parts
         self._goal = goal
@@ -75,7 +76,7 @@ class EndReader:
             try:
                 # First, since a pull that fails may close the connection.
                 start = await self._start_of(queue, end)
-                await self._consumer.assign(begun | {queue}, self._tags)
+                await self._consumer.assign(begun | {queue}, *self._choice)
             except HeadraceError as error:
                 self._goal.failed(queue, error)
             else:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace_protocol.drivers.response import Response
     from headrace_protocol.message import StoredMessage
 
-_TAG = "TAG"
 # Time for the answer once the broker's wait is over, which it may notice a little late.
 _SLACK_MS = 10_000
 _EMPTY = (
@@ -80,7 +79,7 @@ class Pop(NamedTuple):
             poll_time=self.wait_ms,
             born_time=now_ms(),
             init_mode=INIT_MAX if self.member.is_latest else INIT_MIN,
-            exp_type=_TAG,
+            exp_type=self.subscription.kind,
             exp=self.subscription.expression,
             order=False,
         )

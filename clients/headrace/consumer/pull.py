@@ -127,14 +127,19 @@ class PullConsumer(Startable):
         self._instance.check_open("PullConsumer")
         return (await self._instance.current_route(topic)).missing
 
-    async def assign(self, queues: Iterable[MessageQueue], tags: str = ALL) -> None:
+    async def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        tags: str = ALL,
+        filter: str | None = None,  # noqa: A002 - as users call it
+    ) -> None:
         """Read exactly these queues from now on.
 
-        tags: tag filter, ``"*"`` or ``"a || b"``.
+        tags: tag filter, ``"*"`` or ``"a || b"``. filter: SQL92 condition on properties instead.
         Queues that are already assigned keep their position.
         """
         self._instance.check_open("PullConsumer")
-        wanted = {check_queue(queue): Subscription(queue.topic, tags) for queue in queues}
+        wanted = {check_queue(queue): Subscription(queue.topic, tags, filter) for queue in queues}
         for queue in self._process_queues.keys() - wanted.keys():
             self._process_queues.pop(queue).drop()
         for queue in sorted(wanted.keys() - self._process_queues.keys()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.consumer.subscription import ALL, SQL92
 from headrace.received import BODY_LIMITS, BodyLimits, MessageBatch
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import (
@@ -33,7 +34,6 @@ BULK_MESSAGES_MAX = 65_536
 
 _ResponseHeader = BulkPullResponseHeader | PullMessageResponseHeader
 
-_TAG, _SQL = "TAG", "SQL92"
 _SYS_FLAG_SUSPEND = 2
 _SYS_FLAG_SUBSCRIPTION = 4
 _KNOWN_CODES = (
@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
     @property
     def is_filtered(self) -> bool:
         """True unless all messages are wanted."""
-        return bool(self.sql or self.subscription.tags)
+        return bool(self.sql or self.subscription.expression != ALL)
 
     @property
     def _sys_flag(self) -> int:
@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
             commit_offset=0,
             suspend_timeout_millis=self.suspend_timeout_ms,
             subscription=self.sql or self.subscription.expression,
-            expression_type=_SQL if self.sql else _TAG,
+            expression_type=SQL92 if self.sql else self.subscription.kind,
         )
 
     def _pull_header(self) -> PullMessageHeader:
@@ -110,7 +110,7 @@ class Wanted(NamedTuple):
             suspend_timeout_millis=self.suspend_timeout_ms,
             subscription=self.sql or self.subscription.expression,
             sub_version=self.subscription.version,
-            expression_type=_SQL if self.sql else _TAG,
+            expression_type=SQL92 if self.sql else self.subscription.kind,
         )
 
     async def ask(self, connection: AsyncConnection, *, timeout_ms: float) -> PullAnswer:

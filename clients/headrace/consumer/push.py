@@ -29,7 +29,7 @@ from headrace.consumer.start import (
     consume_from_where,
 )
 from headrace.consumer.strategies import Strategy, averagely, name_of, named
-from headrace.consumer.subscription import Subscription, subscriptions_of
+from headrace.consumer.subscription import Filters, Subscription, subscriptions_of
 from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -73,6 +73,8 @@ class Consumer(Startable):
         same topics and tags.
     topics: a topic, several topics, or topics with tag expressions:
         ``{"orders": "created || paid"}``, ``"*"`` for all tags. The topics must exist.
+    filter: SQL92 condition on properties, instead of tags, which brokers evaluate:
+        ``"price > 5 AND region IN ('EU', 'US')"``; or a condition for each topic, as a mapping.
     start: where a group starts that has committed nothing yet: "earliest", "latest", a datetime or
         milliseconds since 1970.
     ordered: lock each queue at its broker, so that two members never process it at the same time,
@@ -113,6 +115,7 @@ class Consumer(Startable):
         group: str,
         topics: str | Iterable[str] | Mapping[str, str],
         *,
+        filter: Filters = None,  # noqa: A002 - as users call it
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
         ordered: bool = False,
@@ -155,7 +158,7 @@ class Consumer(Startable):
         if broadcast:
             given = (ordered, strategy is not averagely, max_attempts, retry_delay, offsets_topic)
             _check_not_given(given)
-        self._subscriptions = _subscriptions(group, topics, retries=not broadcast)
+        self._subscriptions = _subscriptions(group, topics, filter, retries=not broadcast)
         name = _INSTANCE if broadcast else None
         self._instance = ClientInstance(nameserver, connect=connect, how=how, instance_name=name)
         self._offsets = (
@@ -418,11 +421,15 @@ def _check_not_given(values: Iterable[object]) -> None:
 
 
 def _subscriptions(
-    group: str, topics: str | Iterable[str] | Mapping[str, str], *, retries: bool
+    group: str,
+    topics: str | Iterable[str] | Mapping[str, str],
+    filters: Filters,
+    *,
+    retries: bool,
 ) -> list[Subscription]:
     """Subscriptions to the group's topics and, with ``retries``, its retry topic.
 
     Raises ConfigurationError.
     """
-    subscriptions = subscriptions_of(group, topics)
+    subscriptions = subscriptions_of(group, topics, filters)
     return [*subscriptions, Subscription(f"{RETRY_PREFIX}{group}")] if retries else subscriptions

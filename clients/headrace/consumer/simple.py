@@ -11,7 +11,7 @@ from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
 from headrace.consumer.start import consume_from_where
-from headrace.consumer.subscription import subscriptions_of
+from headrace.consumer.subscription import Filters, subscriptions_of
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
@@ -42,6 +42,7 @@ class SimpleConsumer(Startable):
 
     group: a message is out for one member of the group at a time.
     topics: a topic, several topics, or topics with tag expressions; see Consumer.
+    filter: SQL92 condition on properties, instead of tags; see Consumer.
     start: where a group begins that is new to a broker: "earliest" or "latest".
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
 
@@ -55,6 +56,7 @@ class SimpleConsumer(Startable):
         group: str,
         topics: str | Iterable[str] | Mapping[str, str],
         *,
+        filter: Filters = None,  # noqa: A002 - as users call it
         nameserver: str | Sequence[str] | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -66,7 +68,7 @@ class SimpleConsumer(Startable):
             raise ConfigurationError(f"start={shown(start)}: must be 'earliest' or 'latest'")
         check_limits(body_bytes_max=body_bytes_max)
         self._start: Literal["earliest", "latest"] = start
-        self._subscriptions = subscriptions_of(group, topics)
+        self._subscriptions = subscriptions_of(group, topics, filter)
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
         self._leases = MemberLeases(self._instance, self.group)
         member = PopMember(self.group, start == "latest", BodyLimits(body_bytes_max))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.admin.interrupts import Interrupts
     from headrace.consumer.pull import PullConsumer
     from headrace.consumer.push import Consumer
+    from headrace.consumer.subscription import Choice
     from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
@@ -36,6 +37,7 @@ _CHECK_S = 0.25
     "consume",
     "headrace consume orders --from 15m --tag paid --tag shipped --json",
     "headrace consume orders --tail 5 --follow",
+    """headrace consume orders --filter "price > 5 AND region = 'EU'\"""",
     r"headrace consume orders --key 4711 --format '%q\t%o\t%T\t%s\n'",
     "headrace consume orders --group warehouse --max 10",
 )
@@ -79,6 +81,12 @@ _CHECK_S = 0.25
     metavar="TAG",
     help="Only messages with this tag; may be repeated, or be several: paid,shipped.",
 )
+@click.option(
+    "--filter",
+    "sql",
+    metavar="CONDITION",
+    help='Only messages whose properties meet this SQL92 condition: "price > 5"; not with --tag.',
+)
 @click.option("--key", "-k", metavar="KEY", help="Only messages with this key.")
 @click.option(
     "--max",
@@ -105,6 +113,7 @@ def command(
     tail: int | None,
     queue: tuple[int, ...],
     tags: tuple[str, ...],
+    sql: str | None,
     key: str | None,
     count: int | None,
     template: str | None,
@@ -120,12 +129,8 @@ def command(
     """
     import trio
 
-    from headrace.names import check_topic
-
-    check_topic(topic)
-    wanted = _Wanted(
-        topic, parse_point(start or "earliest"), _expression(tags), patience, follow, allow_partial
-    )
+    point, choice = parse_point(start or "earliest"), _choice(topic, tags, sql)
+    wanted = _Wanted(topic, point, choice, patience, follow, allow_partial)
     printer = _Printer(count, _print_function(template, as_json=as_json))
     if group is None:
         if tail and start:
@@ -145,11 +150,38 @@ def command(
     trio.run(_Member(group, wanted, printer).run, nameserver)
 
 
-def _expression(tags: Sequence[str]) -> str:
-    """The subscription to any of ``tags``; all messages if there are none."""
-    from headrace.consumer.subscription import ALL
+def last_messages(
+    topic: str,
+    count: int,
+    nameserver: str | None,
+    patience: options.Patience,
+    *,
+    allow_partial: bool,
+) -> list[ReceivedMessage]:
+    """The last messages of a topic, by store time. Raises PartialRead."""
+    import trio
 
-    return " || ".join(tag for text in tags for tag in text.split(",")) or ALL
+    from headrace.consumer.subscription import Choice
+
+    found: list[ReceivedMessage] = []
+    wanted = _Wanted(
+        topic, "earliest", Choice(), patience, follow=False, allow_partial=allow_partial, tail=count
+    )
+    trio.run(_Reader(wanted, _Printer(None, found.append)).run, nameserver)
+    return found
+
+
+def _choice(topic: str, tags: Sequence[str], sql: str | None) -> Choice:
+    """Messages with any of ``tags``, or that pass a filter; all if there are neither.
+
+    Raises ConfigurationError.
+    """
+    from headrace.consumer.subscription import ALL, Choice, Subscription
+
+    listed = " || ".join(tag for text in tags for tag in text.split(",")) or ALL
+    choice = Choice(listed, sql)
+    Subscription(topic, *choice)
+    return choice
 
 
 def _print_function(template: str | None, *, as_json: bool) -> Callable[[ReceivedMessage], None]:
@@ -186,7 +218,7 @@ class _Wanted(NamedTuple):
 
     topic: str
     start: Point
-    tags: str
+    choice: Choice
     patience: options.Patience
     follow: bool
     allow_partial: bool
@@ -233,7 +265,7 @@ class _Reader:
             allow_partial=wanted.allow_partial,
         )
         start_of = partial(self._start_of, consumer)
-        reader = EndReader(consumer, goal, wanted.tags, start_of, skips_parts=True)
+        reader = EndReader(consumer, goal, wanted.choice, start_of, skips_parts=True)
         while not self._printer.is_done:
             if received := await reader.receive():
                 self._take(*received)
@@ -350,9 +382,12 @@ class _Member:
         from headrace.consumer.push import Consumer
 
         start = self._wanted.start
-        subscriptions = {self._wanted.topic: self._wanted.tags}
+        tags, sql = self._wanted.choice
+        topics = {self._wanted.topic: tags}
         async with (
-            Consumer(self._group, subscriptions, nameserver=nameserver, start=start) as consumer,
+            Consumer(
+                self._group, topics, filter=sql, nameserver=nameserver, start=start
+            ) as consumer,
             interrupts.cancel_block() as nursery,
         ):
             if not self._wanted.follow:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.admin import completion, copy_commands, options, static_commands
+from headrace.admin import completion, copy_commands, filter_command, options, static_commands
 from headrace.admin.failures import NotFound
 from headrace.admin.output import (
     print_json,
@@ -70,6 +70,7 @@ for _more in (
     copy_commands.copy,
     copy_commands.export,
     copy_commands.import_,
+    filter_command.filter_check,
     static_commands.remap,
     static_commands.rebalance,
     static_commands.repair,
