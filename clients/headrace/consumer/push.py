@@ -38,6 +38,7 @@ from headrace.loops import current_task
 from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
+from headrace.values import now_ms
 from headrace_protocol.admin_headers import GetConsumerStatusHeader
 from headrace_protocol.bodies import ConsumerData, ConsumerStatusBody, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -192,6 +193,7 @@ class Consumer(Startable):
 
     async def __aenter__(self) -> Self:
         self._register()
+        self._started_ms = now_ms()
         await self._offsets.open()
         try:
             await self._open()
@@ -406,6 +408,7 @@ class Consumer(Startable):
             self._subscriptions,
             ordered=self._member.ordered,
             strategy=name_of(self._member.strategy),
+            started_ms=self._started_ms,
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 

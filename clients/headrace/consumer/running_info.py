@@ -19,8 +19,9 @@ def running_info(
     *,
     ordered: bool,
     strategy: str,
+    started_ms: int,
 ) -> bytes:
-    """Body of the response."""
+    """Body of the response. started_ms: when the consumer was opened, in ms since 1970."""
     return fastjson.dumps(
         {
             "mqTable": {
@@ -34,6 +35,7 @@ def running_info(
             },
             "properties": {
                 "PROP_CLIENT_VERSION": "headrace",
+                "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
                 "PROP_CONSUMEORDERLY": str(ordered).lower(),
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "allocateMessageQueueStrategy": strategy,
