@@ -45,6 +45,7 @@ CLASSES = (
     "client.consumer.cluster.DynamicAddAndCrashIT",
     "client.consumer.cluster.DynamicAddConsumerIT",
     "client.consumer.cluster.DynamicCrashConsumerIT",
+    "client.consumer.filter.SqlFilterIT",
     "client.consumer.tag.MulTagSubIT",
     "client.consumer.tag.TagMessageWith1ConsumerIT",
     "client.consumer.tag.TagMessageWithMulConsumerIT",

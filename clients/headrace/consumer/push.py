@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from headrace.config import ConnectOptions
     from headrace.consumer.assignment import OnQueue
+    from headrace.consumer.offset_store import OffsetStore
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.errors import HeadraceError
     from headrace_protocol.bodies import MessageQueue
@@ -162,11 +163,10 @@ class Consumer(Startable):
         self._subscriptions = _subscriptions(group, topics, filter, retries=not broadcast)
         name = _INSTANCE if broadcast else None
         self._instance = ClientInstance(nameserver, connect=connect, how=how, instance_name=name)
-        self._offsets = (
-            LocalOffsetStore(self._instance, group, offsets_dir)
-            if broadcast
-            else offset_store(self._instance, offsets_topic)
-        )
+        if broadcast:
+            self._offsets: OffsetStore = LocalOffsetStore(self._instance, group, offsets_dir)
+        else:
+            self._offsets = offset_store(self._instance, offsets_topic)
         self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
         self._assignment = Assignment(
             self._instance, self._member, self._subscriptions, self._inbox, self._offsets
