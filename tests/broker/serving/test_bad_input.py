@@ -123,7 +123,10 @@ OTHERS = [
     *(bad(code, {}, 3, f"^ request type {code.value} not supported$")
       for code in (Code.GET_TOPIC_CONFIG_LIST, Code.GET_TOPIC_NAME_LIST)),
     bad(9999, {}, 3, "request type 9999 not supported"),
-    bad(Code.POP_MESSAGE, {}, 3, "request type 200050 not supported"),
+    bad(Code.POP_MESSAGE, {}, 29, "missing required field"),
+    bad(Code.ACK_MESSAGE, {}, 29, "missing required field"),
+    bad(Code.BATCH_ACK_MESSAGE, {}, 29, "malformed request", body=b"["),
+    bad(Code.CHANGE_MESSAGE_INVISIBLETIME, {}, 29, "missing required field"),
     *(bad(Code.UPDATE_AND_CREATE_STATIC_TOPIC, topic_fields(), 29, "STATIC_TOPIC", body=body)
       for body in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 100_000)),
     bad(Code.HEADRACE_HELLO, {}, 3, "not supported"),
