@@ -23,6 +23,7 @@ from tests.simulation.compacted_lives import CompactedLives
 from tests.simulation.followed_lives import FollowedLives
 from tests.simulation.guarded_lives import GuardedLives
 from tests.simulation.object_lives import ObjectLives
+from tests.simulation.pop_lives import PopLives
 from tests.simulation.simulation import PlainCluster
 from tests.simulation.static_topics import StaticSimulation
 from tests.simulation.store_lives import StoreLives
@@ -43,6 +44,7 @@ KINDS: dict[str, type[Kind]] = {
     "compacted": CompactedLives,
     "followed": FollowedLives,
     "objects": ObjectLives,
+    "pop": PopLives,
     "static": StaticSimulation,
     "store": StoreLives,
     "tiered": TieredLives,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ import pytest
 from headrace_broker.compaction.follower import CompactionFollower
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.inner.delivered import Delivered
+from headrace_broker.pop.pop_log import PopLog
+from headrace_broker.pop.progress import PopProgress
 from headrace_broker.processors.sent_properties import SentProperties
 from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.statictopic import changes
@@ -133,6 +135,11 @@ def no_decisions(*_: Any) -> dict[int, Decision]:
     return {}
 
 
+def no_events(*_: Any) -> Iterator[Any]:
+    """As if the log of pops were empty."""
+    return iter(())
+
+
 async def async_nothing(*_: Any) -> None:
     """In the place of what must be waited for."""
 
@@ -172,6 +179,14 @@ BUGS: dict[str, tuple[str, Any, str, Any, int]] = {
     "offsets saved before the deliveries": ("waiting", Flusher, "wait_flushed", async_nothing, 12),
     "delivered timers not looked for": ("waiting", WaitingTimers, "drop_sources", drop_none, 0),
     "commits without op records lost": ("waiting", rebuild.Decisions, "of", no_decisions, 6),
+    "what was out forgotten at a start": ("pop", PopLog, "read", no_events, 0),
+    "offsets saved before what was revived": (
+        "pop",
+        PopProgress,
+        "bring_to_disk",
+        async_nothing,
+        1,
+    ),
     "a queue's new leader starts too early": ("static", plans, "_continued", continue_too_early, 1),
     "a queue closed before it is on disk": ("static", changes, "when_on_disk", at_once, 5),
     "unconsumed items cleaned": ("static", Cleaner, "_lowest_unconsumed", unwatched, 29),

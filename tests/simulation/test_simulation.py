@@ -31,6 +31,7 @@ SEEDS = [
     "store 34",
     "followed 11",
     "waiting 5",
+    "pop 4",
     "cluster 64",
     "static 5",
     "chains 3",
@@ -102,6 +103,12 @@ WANTED = {
             "transactions rolled back",
         },
         {"messages acknowledged": 40, "messages that waited": 40},
+    ),
+    "pop": Wanted(
+        *(15, 100),
+        {"failed sync", *DISK_FAULTS},
+        {"times changed"},
+        {"messages acked": 15, "messages popped": 30, "retries popped": 15},
     ),
     "static": Wanted(
         *(10, 60),

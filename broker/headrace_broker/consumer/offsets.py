@@ -149,7 +149,8 @@ class ConsumerOffsets:
     """Committed and pulled offsets of all groups, and resets for their next pulls.
 
     on_moved: called when anybody but ``settle`` changes an offset. before_save: awaited before what
-    changed is saved; returns why it can't be. None while no group pops.
+    changed is saved; returns why it can't be. None while no group pops. save_problem: the same for a
+    save that waits for nothing, when all else is on disk.
     """
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
@@ -178,6 +179,7 @@ class ConsumerOffsets:
         self._commits = 0
         self.on_moved: OnMoved | None = None
         self.before_save: Callable[[], Awaitable[OSError | None]] | None = None
+        self.save_problem: Callable[[], OSError | None] = lambda: None
         self._is_running = False
         self._is_awaited = trio.Event()
         self._waiting: list[Callable[[Exception | None], None]] = []
@@ -439,9 +441,9 @@ class ConsumerOffsets:
         return None
 
     def persist(self) -> None:
-        """Write the file if something has changed."""
+        """Write the file if something has changed. Raises OSError."""
         if (snapshot := at_once(self.take_snapshot())) is not None:
-            self.save_snapshot(snapshot)
+            self.save_snapshot(snapshot, self.save_problem())
 
     def _keys(self) -> Iterator[Key]:
         tables = (table.offsets for table in self._tables())

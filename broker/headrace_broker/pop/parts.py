@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
+from headrace_broker.pop import pop_log
 from headrace_broker.pop.acks import AckProcessor
 from headrace_broker.pop.pop_log import PopLog
 from headrace_broker.pop.popping import Popping
 from headrace_broker.pop.pops import Pops
 from headrace_broker.pop.processor import PopProcessor
 from headrace_broker.pop.progress import PopProgress
-from headrace_broker.pop.recovery import bring_in_line
+from headrace_broker.pop.recovery import bring_in_line, note_sources
 from headrace_broker.pop.revive import Revive
 from headrace_broker.pop.targets import PopTargets
+from headrace_broker.store.recovery import read_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,12 +33,15 @@ class PopParts:
         """Reads the log of pops. Raises OSError, StoreFormatError."""
         config, store, tables = core.config, core.store, core.tables
         self._store = store
-        self.log = PopLog(folder, store.fs)
+        log = store.commit_log
+        self.log = PopLog(folder, store.fs, lambda: log.max_offset, pop_log.FILE_BYTES)
         self.pops = Pops(self.log)
-        log_end = store.commit_log.max_offset
         for event in self.log.read():
-            self.pops.replay(event, log_end)
-        bring_in_line(self.pops, tables, core.directory)
+            self.pops.replay(event, log.max_offset)
+        stored_again: set[int] = set()
+        if self.pops.out_count:
+            read_log(partial(note_sources, stored_again), log, self.log.log_end)
+        bring_in_line(self.pops, tables, core.directory, stored_again)
         self.pops.replayed()
         self.log.begin_anew()
         self.progress = PopProgress(store, tables.offsets, self.pops, self.log)
@@ -68,6 +74,7 @@ class PopParts:
         self.functions: dict[int, RequestFunction] = {**pops.functions(), **acks.functions()}
         tables.offsets.on_moved = self._moved
         tables.offsets.before_save = self.progress.bring_to_disk
+        tables.offsets.save_problem = self.progress.save_problem
         core.serving.frames.add_turn_end(self.progress.write_out)
 
     def _moved(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> None:

@@ -1,6 +1,7 @@
 """The log of pops: files of frames, each the events of one turn.
 
-A frame is its length, its CRC and an array of events as MSGPACK; zeros follow the last one. Files
+A frame is its length, its CRC and as MSGPACK an array: where the CommitLog ended, then the events.
+Zeros follow the last frame. Files
 are allocated before they are needed, so that no frame finds the disk full. The log holds what its
 files say of the queues and checkpoints that are still kept: what the oldest file alone says of them
 is written again, little by little, until that file can go. So the log stays within a small multiple
@@ -38,14 +39,16 @@ if TYPE_CHECKING:
 FILE_BYTES: Final = 4 << 20
 _MAGIC: Final = b"HRPOP\0\0\1"
 _FRAME: Final = struct.Struct(">II")
-# More than the requests of a turn take.
-_TURN_BYTES: Final = 512 << 10
+# Share of a file that the requests of a turn may fill.
+_TURN_SHARE: Final = 8
 # What an entry takes, roughly; the files may take as much again, and these besides.
 _ENTRY_BYTES: Final = 64
 _SPARE_FILES: Final = 4
 _MOVED_MIN: Final = 8
 _DIGITS: Final = 20
 _SNAPSHOT_EVENTS: Final = 4096
+# What a start reads of the CommitLog at most, about.
+_LOG_BYTES_MAX: Final = 64 << 20
 
 
 class _Segment:
@@ -64,10 +67,14 @@ class _Segment:
 class PopLog:
     """Writes events in the loop's thread; ``flush`` may run in another.
 
-    written: bytes of frames so far. flushed: how many of them are on disk.
+    written: bytes of frames so far. flushed: how many of them are on disk. log_end: where the
+    CommitLog ended at the last frame; a start reads it from there.
     """
 
-    def __init__(self, folder: Path, files: Files, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, files: Files, log_end: Callable[[], int], file_bytes: int
+    ) -> None:
+        """log_end: where the CommitLog ends now."""
         self._folder = folder
         self._files = files
         self._file_bytes = file_bytes
@@ -79,7 +86,8 @@ class PopLog:
         self._dirty: list[_Segment] = []
         self._encode = msgspec.msgpack.Encoder().encode
         self._first_number = 0
-        self.written = self.flushed = 0
+        self.written = self.flushed = self.log_end = 0
+        self._log_end_now = log_end
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -113,20 +121,24 @@ class PopLog:
 
     def check_room(self) -> None:
         """Raise RequestError unless there is room for the events of a turn."""
-        if not self._segments or self._file_bytes - self._segments[-1].end < _TURN_BYTES:
-            self._prepare()
-
-    def _prepare(self) -> None:
-        if self._spare is not None:
+        if self._segments and self._room >= self._file_bytes // _TURN_SHARE:
             return
         try:
-            self._spare = self._new_segment()
+            self._prepare()
         except OSError as error:
             raise RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"no room for what is popped in {self._folder}: {error.strerror or error}; "
                 "free space on the disk",
             ) from error
+
+    @property
+    def _room(self) -> int:
+        return self._file_bytes - self._segments[-1].end
+
+    def _prepare(self) -> None:
+        if self._spare is None:
+            self._spare = self._new_segment()
 
     def _new_segment(self) -> _Segment:
         files, folder = self._files, self._folder
@@ -149,13 +161,20 @@ class PopLog:
         """Write the events so far as one frame. Raises OSError; they are written next time then."""
         if self._events:
             self._move_old()
-            body = self._encode(self._events)
-            self._write(_FRAME.pack(len(body), crc32(body)) + body)
+            self._write(self._events)
             self._events = []
             self._place_kept()
 
-    def _write(self, frame: bytes) -> None:
-        if not self._segments or self._segments[-1].end + len(frame) > self._file_bytes:
+    def note_log_end(self) -> None:
+        """Write a frame if the CommitLog has grown much since the last. Raises OSError."""
+        if self._segments and self._log_end_now() - self.log_end >= _LOG_BYTES_MAX:
+            self._write([])
+
+    def _write(self, events: list[Event]) -> None:
+        log_end = self._log_end_now()
+        body = self._encode([log_end, *events])
+        frame = _FRAME.pack(len(body), crc32(body)) + body
+        if not self._segments or len(frame) > self._room:
             self._prepare()
             assert self._spare is not None
             self._segments.append(self._spare)
@@ -163,6 +182,7 @@ class PopLog:
         segment = self._segments[-1]
         self._files.write(segment.descriptor, frame, segment.end)
         segment.end += len(frame)
+        self.log_end = log_end
         self.written += len(frame)
         if segment not in self._dirty:
             self._dirty.append(segment)
@@ -230,10 +250,20 @@ class PopLog:
             data = read_file(path)
             if data[: len(_MAGIC)] not in {_MAGIC, bytes(len(_MAGIC)), b""}:
                 raise StoreFormatError(path, "is no log of pops", "move it out of the store folder")
-            end = yield from _events_of(data)
+            end = yield from self._read_file(data)
             self._first_number = int(path.name) + 1
             if not _is_end(data, end):
                 return
+
+    def _read_file(self, data: bytes) -> Generator[Event, None, int]:
+        frames = _frames_of(data)
+        while True:
+            try:
+                self.log_end, events = next(frames)
+            except StopIteration as stop:
+                end: int = stop.value
+                return end
+            yield from events
 
     def _paths(self) -> list[Path]:
         if not self._folder.exists():
@@ -243,14 +273,13 @@ class PopLog:
     def begin_anew(self) -> None:
         """Write what was noted and kept to files of their own, and remove all others.
 
-        Raises OSError, RequestError.
+        Raises OSError.
         """
         old = self._paths()
         self._first_number = int(old[-1].name) + 1 if old else 0
         events, self._events = self._events, []
         for start in range(0, len(events), _SNAPSHOT_EVENTS):
-            body = self._encode(events[start : start + _SNAPSHOT_EVENTS])
-            self._write(_FRAME.pack(len(body), crc32(body)) + body)
+            self._write(events[start : start + _SNAPSHOT_EVENTS])
         if self._segments:
             self._place_kept()
             self.start_flush()()
@@ -268,15 +297,16 @@ class PopLog:
         self._spare = None
 
 
-def _events_of(data: bytes) -> Generator[Event, None, int]:
-    """The events in the frames of a file; returns where the last whole one ends."""
+def _frames_of(data: bytes) -> Generator[tuple[int, list[Event]], None, int]:
+    """The frames of a file; returns where the last whole one ends."""
     position = len(_MAGIC)
     while position + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, position)
         body = data[position + _FRAME.size : position + _FRAME.size + size]
         if not size or len(body) < size or crc32(body) != crc:
             break
-        yield from msgspec.msgpack.decode(body)
+        log_end, *events = msgspec.msgpack.decode(body)
+        yield log_end, events
         position += _FRAME.size + size
     return position
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from headrace_broker.store.errors import StoreNotWritable
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.serving import Reply
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.serving import Request
 
+# Between looks at how much a start would have to read.
+_LOOK_S: Final = 60.0
 _FAILED: Final = "what is popped can't be brought to disk; see the log of this broker"
 
 
@@ -53,21 +54,28 @@ class PopProgress:
             self._offsets.settle(*queue.name, queue.settled_offset)
 
     async def bring_to_disk(self) -> OSError | None:
-        """Wait until all that offsets count so far is on disk; returns the error of a failure.
+        """Bring all that offsets count so far to disk; returns the error of a failure.
 
-        A message that was stored again counts as settled, and might be lost until then.
+        A message that was stored again counts as settled, and might be lost until then. This waits
+        for no other task, since a save of offsets is not cut off by a stop.
         """
+        commit_log = self._store.commit_log
         try:
             self.write_out()
-            written = self.log.written
-            await self._store.flusher.wait_flushed()
+            written, log_end = self.log.written, commit_log.max_offset
+            await self._store.flusher.flush_log()
+            if commit_log.flushed_offset < log_end:
+                return OSError(str(commit_log.life.refusal))
             await trio.to_thread.run_sync(self.log.start_flush())
         except OSError as error:
             return error
-        except StoreNotWritable as error:
-            return OSError(str(error))
         self.log.note_flushed(written)
         return None
+
+    def save_problem(self) -> OSError | None:
+        """Why offsets must not be saved: what they count may be lost."""
+        life = self._store.commit_log.life
+        return None if life.is_writable else OSError(f"offsets of pops not saved: {life.refusal}")
 
     def reply(self, request: Request, reply: Reply) -> Reply | None:
         """The answer to a request that may leave after this turn; None if it leaves later."""
@@ -78,12 +86,12 @@ class PopProgress:
         return None
 
     def answer(self, request: Request, reply: Reply) -> None:
-        """Answer a request outside of a turn of its client. Raises OSError."""
+        """Answer a request outside of a turn of its client. Raises OSError before that."""
+        self.write_out()
         if (now := self.reply(request, reply)) is not None:
-            self.write_out()
             request.reply(now)
-        else:
-            self.write_out()
+        elif not self._is_running:
+            self.flush_now()
 
     async def run(self) -> None:
         """Bring changes to disk until cancelled."""
@@ -91,8 +99,10 @@ class PopProgress:
         interval_s = self._store.settings.flush_interval_ms / 1000
         try:
             while True:
-                await self._requested.wait()
+                with trio.move_on_after(_LOOK_S):
+                    await self._requested.wait()
                 self._requested = trio.Event()
+                self.log.note_log_end()
                 if not self._is_sync:
                     await trio.sleep(interval_s)
                 self.write_out()

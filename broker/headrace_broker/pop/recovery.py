@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from headrace_broker.queue_directory import Use
+from headrace_protocol.errors import NotReady
+from headrace_protocol.message import property_number
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from headrace_broker.core import Tables
     from headrace_broker.pop.pop_queue import PopQueue
     from headrace_broker.pop.pops import Pops
-    from headrace_broker.queue_directory import QueueDirectory
+    from headrace_broker.queue_directory import QueueDirectory, Source
+    from headrace_protocol.columns import RecordColumns
 
 
-def bring_in_line(pops: Pops, tables: Tables, directory: QueueDirectory) -> None:
-    """Forget what is gone or newer than the store.
+# Of a message that is stored again: where it was in the CommitLog.
+SOURCE: Final = b"POP_SOURCE"
+
+
+def note_sources(sources: set[int], records: RecordColumns) -> None:
+    """Note which messages these records of the CommitLog take the places of.
+
+    A power cut may have taken the events that say so.
+    """
+    names, topics = records.topics
+    is_again = np.array([name.startswith((b"%RETRY%", b"%DLQ%")) for name in names])[topics]
+    if is_again.any():
+        texts = records.select(np.flatnonzero(is_again)).properties()
+        sources.update(property_number(text, SOURCE, -1) for text in texts)
+
+
+def bring_in_line(
+    pops: Pops, tables: Tables, directory: QueueDirectory, stored_again: Collection[int]
+) -> None:
+    """Forget what is gone, stored again or newer than the store.
 
     A power cut may have taken messages that were out. Another broker may have written the store,
     which shows in offsets that are ahead, or have deleted a topic or made it anew. What the groups'
-    offsets count is acked, whatever the log of pops says.
+    offsets count is acked, whatever the log of pops says. stored_again: physical offsets.
     """
     topics, _, _, offsets = tables
     for queue in list(pops):
@@ -27,18 +52,44 @@ def bring_in_line(pops: Pops, tables: Tables, directory: QueueDirectory) -> None
         if place is None:
             pops.forget(queue)
             continue
-        made_at = topics.incarnations.created_at(topic)
+        first = topics.incarnations.created_at(topic)
         committed = offsets.query(group, topic, queue_id) or 0
-        _settle(pops, queue, committed, place.source.max_offset(), made_at)
+        line = _Line(place.source, committed, place.source.max_offset(), first, stored_again)
+        line.settle(pops, queue)
 
 
-def _settle(pops: Pops, queue: PopQueue, low: int, end: int, made_at: int) -> None:
-    """Settle what lies before ``low``, from ``end`` on, or in a topic that was there before."""
-    for checkpoint in list(queue):
-        is_old = checkpoint.physical_offset < made_at
-        bits = sum(bit for offset, bit in checkpoint.out() if is_old or not low <= offset < end)
-        if bits:
-            pops.settle(checkpoint, bits)
-    next_offset = min(max(queue.next_offset, low), end)
-    if next_offset != queue.next_offset:
-        pops.move(queue, next_offset)
+class _Line(NamedTuple):
+    """What may be out of a queue: from ``low`` to before ``end``, if its topic was there before."""
+
+    source: Source
+    low: int
+    end: int
+    made_at: int
+    stored_again: Collection[int]
+
+    def settle(self, pops: Pops, queue: PopQueue) -> None:
+        """Settle all else, and continue within the queue."""
+        for checkpoint in list(queue):
+            is_old = checkpoint.physical_offset < self.made_at
+            bits = sum(
+                bit for offset, bit in checkpoint.out() if is_old or not self._may_be_out(offset)
+            )
+            if bits:
+                pops.settle(checkpoint, bits)
+        next_offset = min(max(queue.next_offset, self.low), self.end)
+        if next_offset != queue.next_offset:
+            pops.move(queue, next_offset)
+
+    def _may_be_out(self, offset: int) -> bool:
+        if not self.low <= offset < self.end:
+            return False
+        return not self.stored_again or self._physical_offset(offset) not in self.stored_again
+
+    def _physical_offset(self, offset: int) -> int:
+        while True:
+            try:
+                return self.source.unit(offset)[0]
+            except NotReady as away:
+                away.fetch()
+            except LookupError:
+                return -1

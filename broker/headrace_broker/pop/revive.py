@@ -16,6 +16,7 @@ import trio
 
 from headrace_broker.inner.writer import RETRY_S, InnerMessage
 from headrace_broker.pop.pop_queue import Origin
+from headrace_broker.pop.recovery import SOURCE
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
 from headrace_broker.store.log.record_checksum import without_checksum
@@ -255,7 +256,7 @@ class Revive:
     def _again(self, checkpoint: Checkpoint, message: StoredMessage, topic: str) -> InnerMessage:
         """The message as its retry topic gets it, or that of dead letters."""
         properties = message.properties
-        more: dict[bytes, bytes] = {}
+        more = {SOURCE: b"%d" % message.physical_offset}
         if FIRST_POP_PROPERTY not in properties:
             more[FIRST_POP_PROPERTY.encode()] = b"%d" % checkpoint.pop_time
         if topic.startswith(DLQ_PREFIX):

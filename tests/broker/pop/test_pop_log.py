@@ -18,7 +18,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.pop.handle import Handle
-from tests.support.broker import broker_config
+from tests.support.broker import Answer, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
 from tests.support.stores import crash
@@ -113,6 +113,53 @@ def test_what_was_stored_again_and_lost_is_still_out(tmp_path: Path, broker: Pop
     assert broker.pop_parts.pops.out_count == 1
 
 
+def test_what_was_stored_again_is_not_out_although_its_event_is_lost(
+    tmp_path: Path, broker: PopBroker
+) -> None:
+    popped(broker, 2)
+    (path,) = (tmp_path / "store/pop").iterdir()
+    before = path.read_bytes()
+    broker.clock.ms += INVISIBLE_MS
+    broker.revive()
+    crash(broker.store)
+    path.write_bytes(before)
+    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    assert again.pop_parts.pops.out_count == 0
+    again.clock.ms += INVISIBLE_MS
+    again.revive()
+    assert bodies(again.taken()) == [b"0", b"1"]
+
+
+def test_a_start_has_little_to_read(tmp_path: Path) -> None:
+    ends = [0]
+    log = PopLog(tmp_path, Files(), lambda: ends[0], FILE_BYTES)
+    log.note_log_end()
+    assert not list(tmp_path.iterdir())
+    Pops(log).open("g", "T", 0, 0)
+    log.write_out()
+    written = []
+    for end in (1 << 20, 64 << 20, 65 << 20):
+        ends[0] = end
+        log.note_log_end()
+        written.append(log.log_end)
+    assert written == [0, 64 << 20, 64 << 20]
+    log.close()
+    again = PopLog(tmp_path, Files(), lambda: 0, FILE_BYTES)
+    assert [len(event) for event in again.read()] == [6]
+    assert again.log_end == 64 << 20
+
+
+async def test_offsets_of_a_store_that_failed_are_not_saved(
+    tmp_path: Path, broker: PopBroker
+) -> None:
+    for handle in popped(broker, 2):
+        broker.ack(handle)
+    broker.store.flusher.stop_writing("broken")
+    with pytest.raises(OSError, match="offsets of pops not saved"):
+        broker.offsets.persist()
+    assert await broker.pop_parts.progress.bring_to_disk() is not None
+
+
 @pytest.mark.parametrize("kind", ["deleted", "anew"])
 def test_pops_of_a_topic_that_is_gone_are_forgotten(
     tmp_path: Path, broker: PopBroker, kind: str
@@ -153,7 +200,7 @@ def test_a_file_that_is_not_of_the_log_is_refused(tmp_path: Path, broker: PopBro
 
 
 def new_log(folder: Path, files: Files | None = None) -> tuple[PopLog, Pops]:
-    log = PopLog(folder, files or Files(), FILE_BYTES)
+    log = PopLog(folder, files or Files(), lambda: 0, FILE_BYTES)
     return log, Pops(log)
 
 
@@ -232,7 +279,7 @@ def test_events_that_could_not_be_written_are_written_later(tmp_path: Path) -> N
     log, pops = new_log(tmp_path)
     pops.open("g", "T", 0, 5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "_write", lambda _frame: (_ for _ in ()).throw(OSError))
+        patch.setattr(log, "_write", lambda _events: (_ for _ in ()).throw(OSError))
         with pytest.raises(OSError):  # noqa: PT011 - any
             log.write_out()
     log.check_room()
@@ -249,6 +296,15 @@ def sync_broker(folder: Path) -> PopBroker:
     return PopBroker(folder, config, flush="sync")
 
 
+async def answered(channel: MemoryChannel) -> Answer:
+    """The answer that a thread has to bring about."""
+    with trio.fail_after(30):
+        while not channel.written:  # noqa: ASYNC110 - no event tells
+            await trio.sleep(0.01)
+    (answer,) = answers(channel)
+    return answer
+
+
 async def test_with_synchronous_flush_answers_wait_for_the_disk(tmp_path: Path) -> None:
     broker = sync_broker(tmp_path)
     parts = broker.pop_parts
@@ -261,8 +317,7 @@ async def test_with_synchronous_flush_answers_wait_for_the_disk(tmp_path: Path) 
         await trio.testing.wait_all_tasks_blocked()
         broker.send(200050, broker.pop_header(), channel=channel)
         assert answers(channel) == []
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        (answer,) = answers(channel)
+        answer = await answered(channel)
         assert len(messages_of(answer)) == 1
         assert parts.log.flushed == parts.log.written
         nursery.cancel_scope.cancel()
@@ -285,9 +340,8 @@ async def test_a_flush_that_fails_is_answered_and_stops_writing(
         await trio.testing.wait_all_tasks_blocked()
         broker.send(200050, broker.pop_header(), channel=channel)
         monkeypatch.setattr(broker.store.fs, "fdatasync", broken)
-        await trio.testing.wait_all_tasks_blocked(0.05)
+        answer = await answered(channel)
         monkeypatch.undo()
-        (answer,) = answers(channel)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert not broker.store.commit_log.life.is_writable
         nursery.cancel_scope.cancel()
@@ -301,13 +355,14 @@ async def test_offsets_are_saved_behind_what_they_count(
     steps = []
     flusher, log = broker.store.flusher, broker.pop_parts.log
 
-    async def wait_flushed() -> None:
+    async def flush_log() -> None:
         steps.append("log")
+        flusher.flush_log_now()
 
     def start_flush() -> Callable[[], None]:
         return lambda: steps.append("pops")
 
-    monkeypatch.setattr(flusher, "wait_flushed", wait_flushed)
+    monkeypatch.setattr(flusher, "flush_log", flush_log)
     monkeypatch.setattr(log, "start_flush", start_flush)
     monkeypatch.setattr(broker.offsets, "save_snapshot", lambda *_: steps.append("offsets"))
     with trio.move_on_after(1.5):
