@@ -53,6 +53,8 @@ _PREFIXES_NOT_OF_USERS = (*GROUP_PREFIXES, "RMQ_SYS_", SYSTEM_PREFIX)
 # Groups whose progress is the broker's own, such as that of its transactions.
 OWN_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 TRANSACTION_GROUP: Final = f"{OWN_GROUP_PREFIX}TRANS"
+# Its offsets say how much of the revive topic was read.
+REVIVE_GROUP: Final = f"{OWN_GROUP_PREFIX}REVIVE_GROUP"
 # Topics whose records the broker interprets.
 _OWN_TOPICS = frozenset(
     {

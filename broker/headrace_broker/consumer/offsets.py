@@ -149,8 +149,8 @@ class ConsumerOffsets:
     """Committed and pulled offsets of all groups, and resets for their next pulls.
 
     on_moved: called when anybody but ``settle`` changes an offset. before_save: awaited before what
-    changed is saved; returns why it can't be. None while no group pops. save_problem: the same for a
-    save that waits for nothing, when all else is on disk.
+    changed is saved; returns why it can't be. None while no group pops. save_problem: the same for
+    a save that waits for nothing, when all else is on disk.
     """
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:

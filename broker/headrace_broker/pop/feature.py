@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from headrace_broker.feature import Feature
+from headrace_broker.pop.revive_topic import unread
 from headrace_daemon.services import Service
 from headrace_protocol.codes import RequestCode
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from headrace_protocol.serving import Registry, Reply, Request, Work
 
 FOLDER: Final = "pop"
+# Between looks for what timers deliver to the revive topic.
+_LOOK_S: Final = 1.0
 _CODES: Final = (
     RequestCode.POP_MESSAGE,
     RequestCode.PEEK_MESSAGE,
@@ -71,9 +74,17 @@ class Pop:
 
     async def run(self) -> None:
         """Revive messages, and bring changes to disk, until cancelled."""
-        await self._opened.wait()
-        assert self.parts is not None
+        while self.parts is None:
+            with trio.move_on_after(_LOOK_S):
+                await self._opened.wait()
+            if self._has_peers_pops():
+                self.open()
         await self.parts.run()
+
+    def _has_peers_pops(self) -> bool:
+        core = self._core
+        cluster = core.config.broker_cluster_name
+        return bool(unread(core.store, core.tables.offsets, cluster))
 
     def finish(self) -> None:
         """Bring everything to disk. Raises OSError."""

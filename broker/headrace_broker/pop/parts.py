@@ -9,6 +9,7 @@ import trio
 
 from headrace_broker.pop import pop_log
 from headrace_broker.pop.acks import AckProcessor
+from headrace_broker.pop.peer_pops import PeerPops
 from headrace_broker.pop.pop_log import PopLog
 from headrace_broker.pop.popping import Popping
 from headrace_broker.pop.pops import Pops
@@ -71,6 +72,9 @@ class PopParts:
             self.progress,
             long_polling,
         )
+        self.peer_pops = PeerPops(
+            store, tables, config.broker_cluster_name, self.pops, self.progress
+        )
         self.functions: dict[int, RequestFunction] = {**pops.functions(), **acks.functions()}
         tables.offsets.on_moved = self._moved
         tables.offsets.before_save = self.progress.bring_to_disk
@@ -95,6 +99,7 @@ class PopParts:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.progress.run)
             nursery.start_soon(self.revive.run)
+            nursery.start_soon(self.peer_pops.run)
 
     def finish(self) -> None:
         """Bring everything to disk, before the groups' offsets. Raises OSError."""

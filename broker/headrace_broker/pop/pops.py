@@ -89,6 +89,12 @@ class Pops:
         self._add(checkpoint)
         return checkpoint
 
+    def adopt(self, checkpoint: Checkpoint, due_ms: int) -> None:
+        """Messages that another broker gave out are out. due_ms: when they become visible."""
+        self._add(checkpoint)
+        self.due.add(checkpoint, due_ms)
+        self._changed[checkpoint.queue] = None
+
     def settle(self, checkpoint: Checkpoint, bits: int) -> None:
         """Messages that are out were acked."""
         self._note_settled(Kind.SETTLE, checkpoint, bits)

@@ -30,9 +30,9 @@ def note_sources(sources: set[int], records: RecordColumns) -> None:
     A power cut may have taken the events that say so.
     """
     names, topics = records.topics
-    is_again = np.array([name.startswith((b"%RETRY%", b"%DLQ%")) for name in names])[topics]
-    if is_again.any():
-        texts = records.select(np.flatnonzero(is_again)).properties()
+    is_retry = np.array([name.startswith((b"%RETRY%", b"%DLQ%")) for name in names])[topics]
+    if is_retry.any():
+        texts = records.select(np.flatnonzero(is_retry)).properties()
         sources.update(property_number(text, SOURCE, -1) for text in texts)
 
 
