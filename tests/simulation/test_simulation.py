@@ -106,7 +106,7 @@ WANTED = {
     ),
     "pop": Wanted(
         *(15, 100),
-        {"failed sync", *DISK_FAULTS},
+        {"failed sync", "failed write", "kill", "lost page", "power cut"},
         {"times changed"},
         {"messages acked": 15, "messages popped": 30, "retries popped": 15},
     ),
