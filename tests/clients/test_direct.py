@@ -15,8 +15,10 @@ from headrace.errors import BrokerError
 from headrace_protocol.admin_headers import GetConsumerStatusHeader
 from headrace_protocol.bodies import DirectResult
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.message import encode_record
 from tests.support.cli import fail, succeed
 from tests.support.fixtures import in_memory
+from tests.support.member import Apache, Member
 from tests.support.verbs import lag_of, produce
 
 mq = pytest.fixture(in_memory)
@@ -117,6 +119,20 @@ async def test_members_tell_how_far_they_have_come(mq: Embedded) -> None:
 
 async def ask(admin: Admin, address: str, code: int, header: Any) -> Any:
     return await admin._instance.request(address, code, header)
+
+
+async def test_a_member_takes_one_message_at_a_time() -> None:
+    async with Member(Apache(), 1) as member, member.consumer:
+        await member.take(1)
+        record = encode_record(topic="T", queue_id=0, body=b"again")
+        fields = {"consumerGroup": "g", "clientId": "c"}
+        member.push(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record + record, oneway=False)
+        member.push(RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, b"torn", oneway=False)
+        with trio.fail_after(5):
+            while len(member.broker.responses) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    codes = [command.code for command, _ in member.broker.responses]
+    assert codes == [ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER]
 
 
 @pytest.mark.slow

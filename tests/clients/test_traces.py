@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import trio
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import headrace
 from headrace import Admin, Consumer, Message, blocking
@@ -279,6 +283,29 @@ async def test_without_a_trace_nothing_is_loaded(mq: Embedded, admin: Admin) -> 
             assert "headrace.traces" not in sys.modules
     finally:
         monkeypatch.undo()
+
+
+async def test_spans_of_opentelemetry_go_along(
+    mq: Embedded, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    # A program may set it only once.
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with mq.producer(trace=True) as producer:
+        sent = await producer.send(Message("T", b"body"))
+        async with producer.pipeline() as pipeline:
+            await pipeline.send(Message("T", b"body", key="k"))
+    async with mq.consumer("g", "T", start="earliest", trace=True) as consumer:
+        async for _ in consumer:
+            break
+        assert await consumer.receive()
+    names = {span.name for span in exporter.get_finished_spans()}
+    assert names == {"send T", "process T", "receive T"}
+    kinds = [type(each) for each in await traced(admin, sent.message_id)]
+    assert kinds == [Pub, SubBefore, SubAfter]
+    (stored,) = await admin.query_by_id(sent.message_id, "T")
+    assert "traceparent" in stored.properties
 
 
 @pytest.mark.slow

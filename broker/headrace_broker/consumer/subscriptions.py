@@ -139,6 +139,15 @@ class SubscriptionGroups:
         """True unless a group is forbidden to read a topic."""
         return not self._forbidden.get(group, {}).get(topic, 0) & _UNREADABLE
 
+    def check_readable(self, group: str, topic: str) -> None:
+        """Raise RequestError if a group is forbidden to read a topic."""
+        if not self.is_readable(group, topic):
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] is not permitted to read topic {topic}: an "
+                "administrator has forbidden it (request 353)",
+            )
+
     def set_readable(self, group: str, topic: str, *, readable: bool) -> None:
         """Permit or forbid a group to read a topic. Raises RequestError for an unknown group."""
         check_not_own(group)

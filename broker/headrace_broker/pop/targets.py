@@ -116,6 +116,7 @@ class PopTargets:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "a POP without a consumer group"
             )
         self._groups.check_consumable(group, host, before_create)
+        self._groups.check_readable(group, topic)
         found = self._filter(wanted)
         queue_ids = range(config.read_queue_nums) if queue_id == ANY_QUEUE else (queue_id,)
         sources = tuple(

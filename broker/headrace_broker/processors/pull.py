@@ -337,12 +337,7 @@ class PullProcessor:
         before_create = partial(check_create, request, Kind.GROUP, header.consumer_group)
         settings = self._groups.check_consumable(header.consumer_group, host, before_create)
         self._check_message_model(settings)
-        if not self._groups.is_readable(header.consumer_group, header.topic):
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] is not permitted to read topic "
-                f"{header.topic}: an administrator has forbidden it (request 353)",
-            )
+        self._groups.check_readable(header.consumer_group, header.topic)
         make_room = partial(self._make_room, header, host)
         use = Use.READ if header.logical is False else Use.PULL
         place = self._directory.serve(header.topic, header.queue_id, use, make_room)

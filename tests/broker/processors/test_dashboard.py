@@ -35,6 +35,7 @@ from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import decode_record
 from headrace_protocol.message_ids import encode_offset_message_id
+from headrace_protocol.pop.headers import PopMessageHeader
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header
@@ -102,6 +103,18 @@ def test_a_forbidden_topic_is_not_read(tmp_path: Path) -> None:
         "topic": "t",
     }
     answer = broker.ask(C.PULL_MESSAGE, pull_header(topic="t", queue_id=0, sys_flag=4))
+    assert (answer.code, "has forbidden it" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
+    pop = PopMessageHeader(
+        consumer_group="g",
+        topic="t",
+        queue_id=-1,
+        max_msg_nums=1,
+        invisible_time=60_000,
+        poll_time=0,
+        born_time=broker.clock.ms,
+        init_mode=0,
+    )
+    answer = broker.ask(C.POP_MESSAGE, pop)
     assert (answer.code, "has forbidden it" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
     wrapper = SubscriptionGroupWrapper.decode(broker.ask(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
     # Apache's bit of reading.
