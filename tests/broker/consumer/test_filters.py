@@ -277,6 +277,46 @@ def test_after_a_restart_no_message_passes_unfiltered(tmp_path: Path) -> None:
     assert saved(again)["compiledBy"] == {"x": [1]}
 
 
+# As a ConsumerFilterManager of RocketMQ 5.5.0 has written it, which had read a file of ours.
+OF_APACHE = """{
+	"filterDataByTopic":{
+		"T":{
+			"groupFilterData":{
+				"g":{
+					"bloomFilterData":{
+						"bitNum":112,
+						"bitPos":[90,68,28]
+					},
+					"bornTime":1700000000000,
+					"clientVersion":7,
+					"consumerGroup":"g",
+					"dead":true,
+					"deadTime":1700000000000,
+					"expression":"a > 5",
+					"expressionType":"SQL92",
+					"topic":"T"
+				}
+			},
+			"topic":"T"
+		}
+	}
+}"""
+
+
+def test_a_file_of_apaches_broker_is_read(tmp_path: Path) -> None:
+    """The filter is alive when its group is back, with its birth and its bits."""
+    folder = tmp_path / "store" / "config"
+    folder.mkdir(parents=True)
+    (folder / "consumerFilter.json").write_text(OF_APACHE)
+    broker = BrokerUnderTest(tmp_path)
+    broker.clock.ms += 5000
+    join(broker, version=8)
+    expected = json.loads(OF_APACHE)["filterDataByTopic"]["T"]["groupFilterData"]["g"]
+    changes = {"clientVersion": 8, "dead": False, "deadTime": 0}
+    assert saved(broker) == {**expected, **changes}
+    assert bit_positions("g", "T") == expected["bloomFilterData"]["bitPos"]
+
+
 # -- pulls -----------------------------------------------------------------------------------------
 
 
