@@ -18,25 +18,21 @@ from headrace.embedded import Embedded
 from headrace.errors import MalformedAnswer
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.drivers.aio import AsyncConnection
 from headrace_protocol.drivers.blocking import BlockingConnection
 from headrace_protocol.headers import (
     PullMessageResponseHeader,
-    SendMessageResponseHeader,
 )
 from headrace_protocol.message import (
     INNER_BATCH,
     NEED_UNWRAP,
-    encode_batch,
     encode_properties,
     encode_record,
 )
 from headrace_protocol.serving import Reply
 from tests.support.fixtures import in_memory
-from tests.support.running import in_background
+from tests.support.inner_batches import batch_items, send_batch
 from tests.support.scripted import Asked, scripted_in_thread
 from tests.support.verbs import take
-from tests.support.wire import send_header
 
 QUEUE = MessageQueue("T", "broker-0", 0)
 END = 600
@@ -48,37 +44,17 @@ async def mq() -> AsyncIterator[Embedded]:
     async for running in in_memory():
         async with running.admin() as admin:
             await admin.create_topic("T", queues=1, attributes={"queue.type": "BatchCQ"})
-        await send_batch(running, 0, 4)
+        await send(running, 0, 4)
         async with running.producer() as producer:
             await producer.send(Message("T", b"4", key="k4", tag="a"))
-        await send_batch(running, 5, 3)
-        await send_batch(running, 8, 2)
+        await send(running, 5, 3)
+        await send(running, 8, 2)
         yield running
 
 
-def items(first: int, count: int) -> bytes:
-    """Messages with their number as body, key and id; those with even numbers have the tag a."""
-    return encode_batch(
-        (
-            0,
-            b"%d" % number,
-            encode_properties(
-                {"KEYS": f"k{number}", "UNIQ_KEY": f"U{number}", "TAGS": "ab"[number % 2]}
-            ),
-        )
-        for number in range(first, first + count)
-    )
-
-
-async def send_batch(mq: Embedded, first: int, count: int) -> None:
-    """A batch as Apache's clients send it."""
-    header = send_header(batch=True, topic="T", properties=f"UNIQ_KEY\x01B{first}\x02")
-    connection = AsyncConnection(await mq.connect(mq.broker), mq.broker)
-    async with in_background(connection.run):
-        response = await connection.request(
-            RequestCode.SEND_BATCH_MESSAGE, header, items(first, count), timeout_ms=10_000
-        )
-    assert response.expect().header(SendMessageResponseHeader).batch_uniq_id == f"B{first}"
+async def send(mq: Embedded, first: int, count: int) -> None:
+    sent = await send_batch(mq.connect, mq.broker, first, count)
+    assert (sent.queue_offset, sent.batch_uniq_id) == (first, f"B{first}")
 
 
 async def test_a_consumer_gets_each_message_once(mq: Embedded) -> None:
@@ -165,7 +141,7 @@ def record(first: int, count: int, stated: int | None = None) -> bytes:
     return encode_record(
         topic="T",
         queue_id=0,
-        body=items(first, count),
+        body=batch_items(first, count),
         properties=encode_properties({"INNER_NUM": str(stated or count)}),
         queue_offset=first,
         sys_flag=INNER_BATCH | NEED_UNWRAP,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from anyio import run
 
-from headrace import Admin, HeadraceError, Message, Producer
+from headrace import Admin, Message, Producer
+from headrace_daemon.network import TcpNetwork
 from tests.conformance.console import Console
 from tests.conformance.peer import TIMEOUT_MS, quick_peer
 from tests.conformance.probe import wait_for_route
 from tests.support.golden import golden_store, manifest
+from tests.support.inner_batches import send_batch
 from tests.support.until import wait_until
 
 pytestmark = [pytest.mark.conformance, pytest.mark.slow]
@@ -42,8 +44,8 @@ BUSY_TOPICS = [
     *("G_DELAY", "G_TIMER", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"),
     *("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
 ]
-# Inner-batch topics, which headrace keeps for Apache's broker.
-KEPT_TOPICS = ["G_BCQ"]
+# With batch queues: both brokers write batches to it that are one record.
+BATCHED = "G_BCQ"
 GROUPS = ["g_push", "g_retry", "g_orderly", "g_lite"]
 # What mqadmin prints the same of both brokers.
 TABLES = [
@@ -54,6 +56,7 @@ TABLES = [
 TIMEOUT_S = 120
 NEW = "H_NEW"
 WRITTEN = 2051
+BATCHED_MORE = 15
 
 
 def of_kind(lines: set[str], *kinds: str) -> set[str]:
@@ -93,15 +96,15 @@ async def write_static(nameserver: str) -> None:
             assert sent.queue.broker_name == "__syslo__global__"
 
 
-async def be_refused(nameserver: str, topics: Iterable[str]) -> None:
-    """Neither sends nor deletions get through to topics that only Apache's broker serves."""
-    refusal = "which this broker keeps for Apache RocketMQ"
-    async with Producer(nameserver=nameserver) as producer, Admin(nameserver=nameserver) as admin:
-        for topic in topics:
-            with pytest.raises(HeadraceError, match=refusal):
-                await producer.send(Message(topic, b"new", key="new"))
-            with pytest.raises(HeadraceError, match=refusal):
-                await admin.delete_topic(topic)
+def write_batches(broker: str, topic: str) -> None:
+    """Batches of 1 to 5 messages, and single messages between them."""
+
+    async def send() -> None:
+        for count in range(1, 6):
+            sent = await send_batch(TcpNetwork().connect, broker, 100 * count, count, topic)
+            assert sent.batch_uniq_id == f"B{100 * count}"
+
+    trio.run(send)
 
 
 @pytest.mark.parametrize("ending", ["clean", pytest.param("kill9", marks=pytest.mark.long)])
@@ -113,7 +116,6 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
     topics = [*TOPICS, NEW, *(["G_STREAM"] if "acked" in written else [])]
     with quick_peer("headrace", store=store, settings=GOLDEN_SETTINGS) as peer:
         run(write, peer.nameserver)
-        run(be_refused, peer.nameserver, KEPT_TOPICS)
         # What was to come an hour after the store was made.
         read = Counter(message["topic"] for message in written["messages"])
         wait_until(
@@ -126,6 +128,12 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
         run(write_static, peer.nameserver)
         static = console.dump(peer, [STATIC], GROUPS)
         assert of_kind(before, "message") < of_kind(static, "message")
+        before = console.dump(peer, [BATCHED], GROUPS)
+        assert places(before) == places_of(written, BATCHED)
+        write_batches(peer.broker, BATCHED)
+        batched = of_kind(console.dump(peer, [BATCHED], GROUPS), "message")
+        assert of_kind(before, "message") < batched
+        assert len(batched) == read[BATCHED] + BATCHED_MORE
         tables = [console.mqadmin(peer, *command) for command in TABLES]
         peer.daemons["broker"].stop()
     found = by_topic(ours)
@@ -136,7 +144,10 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
     assert all(tables)
 
     with quick_peer("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
-        assert places(console.dump(peer, KEPT_TOPICS, GROUPS)) == places_of(written, *KEPT_TOPICS)
+        assert of_kind(console.dump(peer, [BATCHED], GROUPS), "message") == batched
+        write_batches(peer.broker, BATCHED)
+        batched = of_kind(console.dump(peer, [BATCHED], GROUPS), "message")
+        assert len(batched) == read[BATCHED] + 2 * BATCHED_MORE
         theirs = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
         assert quiet(theirs) == quiet(ours)
         assert quiet(console.dump(peer, [STATIC], GROUPS)) == quiet(static)
@@ -155,6 +166,7 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
         again = console.dump(peer, topics, GROUPS)
         assert of_kind(again, "message", "offset") == of_kind(quiet(ours), "message", "offset")
         assert of_kind(console.dump(peer, [STATIC], GROUPS), "message") == more
+        assert of_kind(console.dump(peer, [BATCHED], GROUPS), "message") == batched
 
 
 def places(lines: set[str]) -> list[tuple[str, ...]]:
@@ -193,7 +205,7 @@ async def write_to_kept(nameserver: str) -> None:
 
 
 @pytest.mark.long
-def test_topics_of_kinds_that_only_apaches_broker_serves(console: Console, tmp_path: Path) -> None:
+def test_topics_of_other_kinds(console: Console, tmp_path: Path) -> None:
     """Made by Apache's broker in a store of ours, which it opens again after ours; with kills."""
     store = tmp_path / "store"
     with quick_peer("headrace", store=store, settings={}) as peer:
@@ -209,9 +221,8 @@ def test_topics_of_kinds_that_only_apaches_broker_serves(console: Console, tmp_p
     assert by_topic(theirs) == {NEW: WRITTEN, **counts}
 
     with quick_peer("headrace", store=store, settings={}) as peer:
-        run(be_refused, peer.nameserver, [topic for topic in K_TOPICS if topic != "K_COMPACT"])
-        ours = console.dump(peer, [NEW, "K_COMPACT"], GROUPS)
-        assert by_topic(ours) == {NEW: WRITTEN, "K_COMPACT": K_MESSAGES}
+        ours = console.dump(peer, [NEW, *K_TOPICS], GROUPS)
+        assert by_topic(ours) == {NEW: WRITTEN, **counts}
         assert {line for line in of_kind(ours, "message") if "\tK_COMPACT\t" not in line} <= theirs
         run(write, peer.nameserver)
 
