@@ -53,6 +53,8 @@ COMPARE = (
     *_bars("async-1000", rate=1.8, broker_cpu_us=-0.45),
     *_bars("batch-100", ("100 B",), rate=1.4, broker_cpu_us=-0.5),
     *_bars("batch-100", ("1024 B",), rate=2.5, broker_cpu_us=-0.5),
+    *_bars("inner-batch-100", rate=1.0),
+    *_bars("drain-inner", rate=1.0),
     *_bars("drain-lite", rate=1.0, broker_cpu_us=-0.6),
     *_bars("drain-push", rate=1.0, broker_cpu_us=-0.6),
     Bar("daemons", "started_mb", -100, is_ratio=False),

@@ -28,6 +28,9 @@ DRAINS: dict[str, dict[str, Any]] = {
     "drain-lite": {"work": "drain_lite"},
     "drain-push": {"work": "drain_push"},
 }
+# The same to and from topics with queue.type=BatchCQ.
+INNER_SENDS: dict[str, dict[str, Any]] = {"inner-batch-100": SENDS["batch-100"]}
+INNER_DRAINS: dict[str, dict[str, Any]] = {"drain-inner": DRAINS["drain-lite"]}
 DAEMON_COLUMNS = (
     ("first_send_s", "start to first accepted send, s", 1, 2),
     ("started_mb", "resident memory after the start, MB", 1, 0),
@@ -40,7 +43,8 @@ def case_name(name: str, body_bytes: int) -> str:
     return f"{name} {body_bytes} B"
 
 
-CASES = [case_name(name, size) for name in (*SENDS, *DRAINS) for size in BODY_BYTES]
+NAMES = (*SENDS, *INNER_SENDS, *DRAINS, *INNER_DRAINS)
+CASES = [case_name(name, size) for name in NAMES for size in BODY_BYTES]
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,10 @@ class Round:
         self.fill()
         for number in range(self.length.repeats):
             for body_bytes in BODY_BYTES:
-                self.sends(body_bytes)
-                self.drains(body_bytes, number)
+                self.sends(SENDS, f"SENDS_{body_bytes}", body_bytes)
+                self.sends(INNER_SENDS, f"INNER_SENDS_{body_bytes}", body_bytes)
+                self.drains(DRAINS, f"DRAIN_{body_bytes}", body_bytes, number)
+                self.drains(INNER_DRAINS, f"INNER_DRAIN_{body_bytes}", body_bytes, number)
         self.load.job({"work": "close"})
         daemons = {
             "first_send_s": self.load.first_send_s,
@@ -95,26 +101,27 @@ class Round:
     def chosen(self, cases: dict[str, Any]) -> list[str]:
         return [name for name in cases if name in self.only]
 
-    def sends(self, body_bytes: int) -> None:
-        for name in self.chosen(SENDS):
-            report = self.load.job(
-                SENDS[name], f"SENDS_{body_bytes}", body_bytes, seconds=self.length.seconds
-            )
+    def sends(self, cases: dict[str, Any], topic: str, body_bytes: int) -> None:
+        for name in self.chosen(cases):
+            report = self.load.job(cases[name], topic, body_bytes, seconds=self.length.seconds)
             self.add(name, body_bytes, report)
 
     def fill(self) -> None:
-        if self.chosen(DRAINS):
-            for body_bytes in BODY_BYTES:
-                self.drain_job({"work": "fill"}, body_bytes)
+        inner = {*self.chosen(INNER_SENDS), *self.chosen(INNER_DRAINS)}
+        for body_bytes in BODY_BYTES:
+            if inner:
+                self.load.create_batched(f"INNER_SENDS_{body_bytes}", f"INNER_DRAIN_{body_bytes}")
+            for cases, topic in ((DRAINS, "DRAIN"), (INNER_DRAINS, "INNER_DRAIN")):
+                if self.chosen(cases):
+                    self.drain_job({"work": "fill"}, f"{topic}_{body_bytes}", body_bytes)
 
-    def drains(self, body_bytes: int, number: int) -> None:
-        for name in self.chosen(DRAINS):
-            fresh = {**DRAINS[name], "group": f"{name}_{body_bytes}_{number}"}
-            self.add(name, body_bytes, self.drain_job(fresh, body_bytes))
+    def drains(self, cases: dict[str, Any], topic: str, body_bytes: int, number: int) -> None:
+        for name in self.chosen(cases):
+            fresh = {**cases[name], "group": f"{name}_{body_bytes}_{number}"}
+            self.add(name, body_bytes, self.drain_job(fresh, topic, body_bytes))
 
-    def drain_job(self, work: dict[str, Any], body_bytes: int) -> Report:
-        messages = self.length.drain_messages
-        return self.load.job(work, f"DRAIN_{body_bytes}", body_bytes, messages=messages)
+    def drain_job(self, work: dict[str, Any], topic: str, body_bytes: int) -> Report:
+        return self.load.job(work, topic, body_bytes, messages=self.length.drain_messages)
 
     def add(self, name: str, body_bytes: int, report: Report) -> None:
         case = case_name(name, body_bytes)
@@ -151,14 +158,14 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main(options: list[str]) -> None:
-    parser = option_parser("compare", __doc__, [*SENDS, *DRAINS])
+    parser = option_parser("compare", __doc__, list(NAMES))
     parser.add_argument(
         "--short", action="store_true", help="under 3 minutes; says what moved since the kept run"
     )
     chosen = parse(parser, options)
     if chosen.short and chosen.keep:
         parser.error("--keep is for full runs, which short ones are compared with")
-    only = chosen.only or [*SENDS, *DRAINS]
+    only = chosen.only or NAMES
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         results = compare(chosen.peers, SHORT if chosen.short else FULL, only, Path(directory))
     table = markdown(results)

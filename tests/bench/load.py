@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+
+from headrace import Admin
 from tests.bench.driver import Driver, Report
 from tests.conformance.peer import Peer, running
 from tests.conformance.probe import Signer, wait_for_send
@@ -58,6 +61,15 @@ class Load:
                 **work,
             }
         )
+
+    def create_batched(self, *topics: str) -> None:
+        """Create topics with batch queues, as many queues as others get by their first send."""
+        anyio.run(self._create_batched, topics)
+
+    async def _create_batched(self, topics: Sequence[str]) -> None:
+        async with Admin(nameserver=self.peer.nameserver) as admin:
+            for topic in topics:
+                await admin.create_topic(topic, queues=4, attributes={"queue.type": "BatchCQ"})
 
     def warm_up(self, seconds: float, body_bytes: int) -> None:
         """Starts the producer; then every kind of sending, ``seconds`` each."""
