@@ -115,6 +115,22 @@ def _starts(data: bytes, count_max: int) -> Array:
 
     Raises TooManyItems, CorruptRecord if their sizes do not add up to the batch.
     """
+    if (starts := _uniform_starts(data)) is not None and len(starts) <= count_max:
+        return starts
+    return _walked_starts(data, count_max)
+
+
+def _uniform_starts(data: bytes) -> Array | None:
+    """The start of each item if all have the size of the first; most batches are like this."""
+    size = int.from_bytes(data[:4], "big")
+    if size < _LEAST_BYTES or len(data) % size:
+        return None
+    starts = np.arange(0, len(data), size)
+    sizes = np.ndarray(len(starts), _INT, data, strides=(size,))
+    return starts if (sizes == size).all() else None
+
+
+def _walked_starts(data: bytes, count_max: int) -> Array:
     starts: list[int] = []
     position, end = 0, len(data)
     unpack = BATCH_ITEM_HEAD.unpack_from

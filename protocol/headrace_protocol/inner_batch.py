@@ -6,6 +6,7 @@ body. Source: docs/store-format.md "Inner batch".
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from headrace_protocol.message import (
     INNER_BATCH,
     INNER_NUM,
     NEED_UNWRAP,
+    SYS_FLAG_AT,
     decode_record,
     property_number,
     topic_field,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _ITEMS_MAX: Final = 0x7FFF
 _NUM: Final = INNER_NUM.encode()
 _NO_END: Final = 1 << 63
+_INT: Final = struct.Struct(">i")
+_NOTHING: Final = np.zeros(0, np.int64)
 
 
 def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> RecordColumns:
@@ -92,17 +96,17 @@ def properties_in(record: Buffer) -> tuple[Array, Array]:
 
     Nothing for a batch that is compressed or damaged.
     """
-    nothing = np.zeros(0, np.int64)
-    columns = RecordColumns.from_records(record)
-    if columns.sys_flag[0] & COMPRESSED:
-        return nothing, nothing
+    (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+    body_at = HEAD_DTYPES[sys_flag >> 4 & 3].itemsize
+    (body_bytes,) = _INT.unpack_from(record, body_at - _INT.size)
+    if sys_flag & COMPRESSED:
+        return _NOTHING, _NOTHING
     try:
-        items = BatchItems(columns.stored_bodies()[0], _ITEMS_MAX)
+        items = BatchItems(bytes(record[body_at : body_at + body_bytes]), _ITEMS_MAX)
     except CorruptRecord:
-        return nothing, nothing
-    starts = items.properties_starts + columns.body_start[0]
+        return _NOTHING, _NOTHING
     has_some = np.flatnonzero(items.properties_bytes)
-    return starts[has_some], items.properties_bytes[has_some]
+    return items.properties_starts[has_some] + body_at, items.properties_bytes[has_some]
 
 
 def _records(batch: StoredMessage) -> list[bytes]:

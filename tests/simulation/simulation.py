@@ -222,7 +222,9 @@ class PlainCluster(Simulation):
         self.rng.choice(self.faults)()
 
     async def create(self, admin: Admin) -> None:
-        await admin.create_topic(TOPIC, queues=QUEUES, attributes=self._topic_limits())
+        batched = {"queue.type": "BatchCQ"} if self.rng.random() < 0.25 else {}
+        attributes = {**self._topic_limits(), **batched}
+        await admin.create_topic(TOPIC, queues=QUEUES, attributes=attributes)
 
     def _topic_limits(self) -> dict[str, str]:
         """Half of the topics that expire do so before their files."""

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.gallop import gallop
+from headrace_broker.store.log.ring import WHOLE_BATCH
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
-from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
+from headrace_protocol.message import TRANSACTION_PREPARED
 from tests.support.stores import open_store, put, read_all, units_from
 
 
@@ -186,7 +187,7 @@ def test_a_block_with_gaps_and_repeats_is_put_one_by_one(
         put(store, queue, dispatch=False)
     rows = store.ring.rows[:6].copy()
     rows["queue_offset"] = [0, 1, 1, 2, 5, 6]
-    rows["sys_flag"][3] = INNER_BATCH
+    rows["sys_flag"][3] = WHOLE_BATCH
     store.dispatcher.put(rows)
     targets = rows["physical_offset"].tolist()
     found = [unit[0] for unit in units_from(queue.consume_queue, 0) if unit[1] != BLANK_SIZE]

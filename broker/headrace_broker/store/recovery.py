@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace_broker.store.log.batch_units import COUNT_MAX
 from headrace_broker.store.log.log_rows import LogScan, read_block, scan_from, stated_size
-from headrace_broker.store.log.ring import NO_UNIT, Rows, message_counts, select
+from headrace_broker.store.log.ring import WHOLE_BATCH, Rows, message_counts, select
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_protocol.message import RECORD_BYTES_MIN
 
@@ -348,7 +348,7 @@ class Recovery:
             gap = offset - queue.next_offset
             if gap and gap > gap_max:
                 self.unplaced_count += 1
-                rows["sys_flag"][number] = NO_UNIT
+                rows["sys_flag"][number] = WHOLE_BATCH  # of no messages
             else:
                 queue.next_offset = end
 

@@ -6,8 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from headrace_broker.store.index.index_keys import index_prefixes
-from headrace_broker.store.log.ring import ONE_MESSAGE
-from headrace_protocol.message import topic_field
+from headrace_protocol.message import INNER_BATCH, topic_field
 
 if TYPE_CHECKING:
     from headrace_broker.store.queues.consume_queue import ConsumeQueue
@@ -52,7 +51,7 @@ class StoreQueue:
         self.consume_queue = consume_queue
         self.checksum_bytes = checksum_bytes
         self.magic, self.topic_field, self.index_prefixes = _topic_constants(topic)
-        self.row_flag = ONE_MESSAGE if consume_queue.is_batch else 0
+        self.row_flag = INNER_BATCH if consume_queue.is_batch else 0
         self.next_offset = 0
         self.waiting: dict[Any, None] | None = None
 

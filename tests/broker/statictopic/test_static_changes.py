@@ -113,6 +113,14 @@ def test_a_topic_is_created(broker: BrokerUnderTest, tmp_path: Path) -> None:
     assert unsealed((config / "staticTopic.json").read_bytes()) == (b'{"T":"static-%x"}' % EPOCH)
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_topic_of_batches_is_refused(broker: BrokerUnderTest, exists: bool) -> None:
+    if exists:
+        broker.create_topic("T", attributes={"queue.type": "BatchCQ"})
+    answer = change(broker, led_here(), attributes="" if exists else "+queue.type=BatchCQ")
+    assert_refused(answer, "queue.type=BatchCQ", "use another topic")
+
+
 def test_a_change_without_new_physical_queues_writes_the_mapping_alone(tmp_path: Path) -> None:
     saved: list[str] = []
     files = NotedFiles(lambda path, _: saved.append(path.name))

@@ -232,10 +232,12 @@ class Indexer(Taker):
         for rows, log_start, log in stretches:
             sizes = rows["properties_size"].astype(np.int64)
             starts = rows["physical_offset"] + rows["size"] - sizes - log_start
-            is_batch = rows["sys_flag"] & NEED_UNWRAP != 0
-            regions = Regions(log, starts, sizes)
+            is_batch, regions = rows["sys_flag"] & NEED_UNWRAP != 0, Regions(log, starts, sizes)
+            if not is_batch.any():
+                self._put_regions(rows, regions, prefixes)
+                continue
             for numbers, part in with_messages(regions, rows["size"], is_batch):
-                self._put_regions(rows if part is regions else rows[numbers], part, prefixes)
+                self._put_regions(rows[numbers], part, prefixes)
 
     def _put_regions(self, rows: Rows, regions: Regions, prefixes: Array) -> None:
         queue_keys = rows["queue_key"]

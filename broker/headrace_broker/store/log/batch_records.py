@@ -14,7 +14,7 @@ from headrace_broker.store.log.record_checksum import (
     put_checksums,
     require_room,
 )
-from headrace_broker.store.log.ring import FLAGS_MASK, ROW, ROW_DTYPE, WHOLE_ROW
+from headrace_broker.store.log.ring import ROW, ROW_DTYPE, WHOLE_ROW
 from headrace_protocol.batch_items import BatchItems, TooManyItems
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.errors import CorruptRecord
@@ -82,7 +82,7 @@ class BatchRecords:
         self._sys_flag = sys_flag
         head_bytes = RECORD_HEADS[sys_flag >> 4 & 3].size
         self._overhead = head_bytes + len(queue.topic_field) - _HEAD_BYTES + checksum_bytes
-        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag & FLAGS_MASK | queue.row_flag)
+        row = ROW.pack(0, 0, 0, 0, 0, queue.key, 0, sys_flag | queue.row_flag)
         self.rows = _repeated(row, items.count, ROW_DTYPE)
         self.rows["size"] = items.sizes + self._overhead
         self.rows["properties_size"] = items.properties_bytes + checksum_bytes

@@ -21,7 +21,14 @@ from headrace_broker.store.log.batch_records import BatchRecords, Origin, Stamp
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS
 from headrace_broker.store.log.log_refusals import LogRefusals
 from headrace_broker.store.log.record_checksum import SEPARATOR, checksum_slot
-from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW, ROW_BYTES, Ring
+from headrace_broker.store.log.ring import (
+    COUNT_SHIFT,
+    FLAGS_MASK,
+    ROW,
+    ROW_BYTES,
+    WHOLE_BATCH,
+    Ring,
+)
 from headrace_broker.store.log.uniform_batch import UniformBatch
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.message import (
@@ -155,10 +162,9 @@ class CommitLog(LogRefusals):
         properties_bytes, topic_field = len(properties) + checksum_bytes, queue.topic_field
         sys_flag = sys_flag & SENDERS_FLAGS | self.store_flag
         sys_flag |= BORN_HOST_V6 if len(born_host) == 20 else 0
-        row_flag = queue.row_flag
+        row_flag = queue.row_flag | inner_count << COUNT_SHIFT
         if inner_count:
-            sys_flag |= NEED_UNWRAP | INNER_BATCH
-            row_flag = INNER_BATCH | inner_count << COUNT_SHIFT
+            sys_flag = sys_flag & FLAGS_MASK | WHOLE_BATCH
         head = RECORD_HEADS[sys_flag >> 4 & 3]
         size = head.size + body_bytes + len(topic_field) + 2 + properties_bytes
         if self.position + size > self.append_end or size > self.body_bytes_max:
@@ -181,7 +187,7 @@ class CommitLog(LogRefusals):
             record += checksum_slot(record)
         ROW.pack_into(
             ring.buffer, (written & ring.mask) * ROW_BYTES, physical_offset, queue_offset,
-            tags_code, now_ms, size, queue.key, properties_bytes, sys_flag & FLAGS_MASK | row_flag,
+            tags_code, now_ms, size, queue.key, properties_bytes, sys_flag | row_flag,
         )
         # fmt: on
         self._pending.append(record)
@@ -237,8 +243,7 @@ class CommitLog(LogRefusals):
                     record += checksum_slot(record)
                 pack_row(
                     buffer, (written & mask) * ROW_BYTES, physical_offset, queue_offset, code,
-                    now_ms, size, queue.key, properties_bytes,
-                    sys_flag & FLAGS_MASK | queue.row_flag,
+                    now_ms, size, queue.key, properties_bytes, sys_flag | queue.row_flag,
                 )
                 # fmt: on
                 put(record)

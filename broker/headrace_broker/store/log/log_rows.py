@@ -15,7 +15,7 @@ import numpy as np
 from headrace_broker.store.log.batch_units import COUNT_MAX
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, stated_head, walk
 from headrace_broker.store.log.property_columns import PropertyColumns
-from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW_DTYPE, Rows
+from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW_DTYPE, WHOLE_BATCH, Rows
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import DELAY, INNER_BATCH, INNER_NUM, MAGIC_BLANK, RECORD_BYTES_MIN
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
@@ -146,6 +146,9 @@ class LogRows:
         for name in ("physical_offset", "queue_offset", "store_timestamp", "size"):
             rows[name] = getattr(columns, name)
         rows["sys_flag"] = columns.sys_flag & FLAGS_MASK
+        is_inner = columns.sys_flag & INNER_BATCH != 0
+        if is_inner.any():
+            rows["sys_flag"][is_inner] |= WHOLE_BATCH  # of no messages, unless its queue says more
         for queue in queues.values():
             if queue.row_flag:
                 _set_counts(rows, np.flatnonzero(queue_keys == queue.key), queue, properties)
@@ -189,7 +192,7 @@ class LogRows:
 def _set_counts(rows: Rows, numbers: Array, queue: StoreQueue, properties: list[bytes]) -> None:
     """Put the count of messages into rows of a batch queue; 0 where a batch states none."""
     flags = rows["sys_flag"][numbers] | queue.row_flag
-    is_inner = rows["sys_flag"][numbers] & INNER_BATCH != 0
+    is_inner = rows["sys_flag"][numbers] & WHOLE_BATCH == WHOLE_BATCH
     if is_inner.any():
         columns = PropertyColumns([properties[number] for number in numbers[is_inner].tolist()])
         found = columns.find(INNER_NUM.encode())

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace_broker.store.log.batch_units import make_units
 from headrace_protocol.columns import UNIT_DTYPE
-from headrace_protocol.message import INNER_BATCH, TRANSACTION_PREPARED
+from headrace_protocol.message import INNER_BATCH, NEED_UNWRAP, TRANSACTION_PREPARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +37,11 @@ ROW_DTYPE: Final = np.dtype(
         ("sys_flag", "i4"),
     ]
 )
-# The part of a row's sys_flag that is the record's. Rows of batch queues have INNER_BATCH, and in
-# the upper half the count of their messages; with a count of 0 a row gets no unit anywhere.
+# Rows of batch queues have INNER_BATCH in their sys_flag. Those of whole batches have both of
+# WHOLE_BATCH, and the count of messages in the upper half; with a count of 0 they get no unit.
 FLAGS_MASK: Final = 0xFFFF
 COUNT_SHIFT: Final = 16
-ONE_MESSAGE: Final = INNER_BATCH | 1 << COUNT_SHIFT
-NO_UNIT: Final = INNER_BATCH
+WHOLE_BATCH: Final = INNER_BATCH | NEED_UNWRAP
 WHOLE_ROW: Final = np.dtype(f"V{ROW_BYTES}")
 Rows = npt.NDArray[Any]
 RUN_ROWS_MIN: Final = 16
@@ -54,9 +53,16 @@ def select(rows: Rows, is_wanted: npt.NDArray[np.bool_]) -> Rows:
     return rows if is_wanted.all() else rows.take(np.flatnonzero(is_wanted))
 
 
+def message_count(sys_flag: int) -> int:
+    """As ``message_counts``, of one row."""
+    if sys_flag & TRANSACTION_PREPARED:
+        return 0
+    return sys_flag >> COUNT_SHIFT if sys_flag & WHOLE_BATCH == WHOLE_BATCH else 1
+
+
 def message_counts(sys_flags: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The number of messages of each row, by its sys_flag; 0 for a row without a unit."""
-    is_batch = sys_flags & INNER_BATCH != 0
+    is_batch = sys_flags & WHOLE_BATCH == WHOLE_BATCH
     counts = np.where(is_batch, sys_flags >> COUNT_SHIFT, 1)
     # PREPARED and ROLLBACK records, which share this bit, have no unit.
     return np.where(sys_flags & TRANSACTION_PREPARED != 0, 0, counts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace_broker.store.log.record_checksum import CHECKSUM_NAME, SEPARATOR, put_checksums
-from headrace_broker.store.log.ring import FLAGS_MASK, ROW, WHOLE_ROW
+from headrace_broker.store.log.ring import ROW, WHOLE_ROW
 from headrace_protocol.columns import HEAD_DTYPES, checksums
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
@@ -173,7 +173,7 @@ class UniformBatch:
             self._shape.records.itemsize,
             self._queue.key,
             self._properties_bytes,
-            self._sys_flag & FLAGS_MASK | self._queue.row_flag,
+            self._sys_flag | self._queue.row_flag,
         )
         rows.view(WHOLE_ROW)[:] = np.void(row)
         rows["physical_offset"] = self.physical_offsets

@@ -7,8 +7,9 @@ Source: docs/store-format.md "Batch unit".
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from headrace_broker.store.queues.consume_queue import Units
 
 
+_WHOLE_UNIT: Final = struct.Struct(">qiqqqhii")
+
+
 class BatchConsumeQueue(ConsumeQueue):
     """Units of 46 bytes. ``flushed_offset`` and ``started_at`` are numbers of units.
 
-    The dispatcher writes with ``put_units`` only.
+    The dispatcher writes with ``put_unit`` and ``put_units`` only.
     """
 
     folder: ClassVar = "batchconsumequeue"
@@ -58,10 +62,35 @@ class BatchConsumeQueue(ConsumeQueue):
         if starts[0] >= self.max_offset and (starts[1:] >= ends[:-1]).all():
             self._put_all(units)
             return
-        for number in range(len(units)):
-            start, physical_offset = int(starts[number]), int(units["physical_offset"][number])
-            if start >= self.max_offset or self._reset_if_recreated(start, physical_offset):
-                self._put_all(units[number : number + 1])
+        for *unit, _, _ in units.tolist():
+            self.put_unit(*unit)
+
+    def put_unit(
+        self,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_ms: int,
+        queue_offset: int,
+        count: int,
+    ) -> None:
+        """Add one unit, unless it is there already or the queue is deleted.
+
+        Raises OSError on a full disk.
+        """
+        if self._is_deleted:
+            return
+        if queue_offset < self.max_offset and not self._reset_if_recreated(
+            queue_offset, physical_offset
+        ):
+            return
+        self._make_room()
+        assert self.map is not None
+        unit = physical_offset, size, tags_code, store_ms, queue_offset, count, -1, 0
+        _WHOLE_UNIT.pack_into(self.map, self.position, *unit)
+        self.position += BATCH_UNIT_BYTES
+        self._end_number += 1
+        self.max_offset = queue_offset + count
 
     def _put_all(self, units: Units) -> None:
         put_count = 0

@@ -13,6 +13,7 @@ from headrace_broker.store.log.ring import (
     Ring,
     Rows,
     batch_units_of,
+    message_count,
     message_counts,
     select,
     units_of,
@@ -229,10 +230,7 @@ class Dispatcher(Taker):
         for number, row in enumerate(rows):
             physical_offset, queue_offset, tags_code, _, size, queue_key, _, sys_flag = row
             if sys_flag & NOT_QUEUED:
-                start = waiting.start + number
-                if sys_flag & INNER_BATCH and not self._put_block(
-                    self.ring.rows[start : start + 1]
-                ):
+                if sys_flag & INNER_BATCH and not self._put_batch(row):
                     return number
                 continue
             queue = queues[queue_key]
@@ -250,6 +248,21 @@ class Dispatcher(Taker):
                 consume_queue.put(queue_offset, physical_offset, size, tags_code)
             touched[queue] = None
         return int(waiting.stop - waiting.start)
+
+    def _put_batch(self, row: tuple[int, ...]) -> bool:
+        """Put the row of a batch queue; returns False if it needs one new file too many."""
+        physical_offset, queue_offset, tags_code, store_ms, size, queue_key, _, sys_flag = row
+        queue, count = self.queues[queue_key], message_count(sys_flag)
+        consume_queue = queue.consume_queue
+        if not count or not isinstance(consume_queue, BatchConsumeQueue):
+            return True
+        if consume_queue.file is None:
+            if self._new_files == self.new_files_max:
+                return False
+            self._new_files += 1
+        consume_queue.put_unit(physical_offset, size, tags_code, store_ms, queue_offset, count)
+        self.touched[queue] = None
+        return True
 
     def _put_block(self, rows: Rows) -> bool:
         """Write the units of many rows, one block per queue.
