@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.compression import COMPRESSED, compress
+from headrace_protocol.compression import COMPRESSED, COMPRESSION_ZLIB
 from headrace_protocol.errors import CorruptRecord
 from headrace_protocol.inner_batch import unwrap, unwrap_messages, unwrap_record
 from headrace_protocol.message import (
@@ -94,9 +95,9 @@ def test_hosts_are_those_of_the_batch(hosts: dict[str, Any]) -> None:
 
 def test_a_compressed_batch_is_inflated() -> None:
     items = encode_batch([(0, b"a" * 500, b""), (0, b"", b"")])
-    stored, flags = compress(items)
-    assert flags & COMPRESSED
-    found = unwrap(RecordColumns.from_records(batch(2, body=stored, sys_flag=INNER | flags)))
+    flags = INNER | COMPRESSED | COMPRESSION_ZLIB
+    record = batch(2, body=zlib.compress(items), sys_flag=flags)
+    found = unwrap(RecordColumns.from_records(record))
     assert [message.body for message in messages(found)] == [b"a" * 500, b""]
 
 
