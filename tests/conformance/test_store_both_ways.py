@@ -14,7 +14,7 @@ from anyio import run
 from headrace import Admin, Message, Producer
 from headrace_daemon.network import TcpNetwork
 from tests.conformance.console import Console
-from tests.conformance.peer import TIMEOUT_MS, quick_peer
+from tests.conformance.peer import TIMEOUT_MS, Peer, quick_peer
 from tests.conformance.probe import wait_for_route
 from tests.support.golden import golden_store, manifest
 from tests.support.inner_batches import send_batch
@@ -96,15 +96,20 @@ async def write_static(nameserver: str) -> None:
             assert sent.queue.broker_name == "__syslo__global__"
 
 
-def write_batches(broker: str, topic: str) -> None:
-    """Batches of 1 to 5 messages, and single messages between them."""
+def write_batches(console: Console, peer: Peer, topic: str) -> set[str]:
+    """Write batches of 1 to 5 messages; returns all messages of the topic."""
 
     async def send() -> None:
         for count in range(1, 6):
-            sent = await send_batch(TcpNetwork().connect, broker, 100 * count, count, topic)
+            sent = await send_batch(TcpNetwork().connect, peer.broker, 100 * count, count, topic)
             assert sent.batch_uniq_id == f"B{100 * count}"
 
+    before = of_kind(console.dump(peer, [topic], GROUPS), "message")
     trio.run(send)
+    found = of_kind(console.dump(peer, [topic], GROUPS), "message")
+    assert before < found
+    assert len(found) == len(before) + BATCHED_MORE
+    return found
 
 
 @pytest.mark.parametrize("ending", ["clean", pytest.param("kill9", marks=pytest.mark.long)])
@@ -130,10 +135,7 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
         assert of_kind(before, "message") < of_kind(static, "message")
         before = console.dump(peer, [BATCHED], GROUPS)
         assert places(before) == places_of(written, BATCHED)
-        write_batches(peer.broker, BATCHED)
-        batched = of_kind(console.dump(peer, [BATCHED], GROUPS), "message")
-        assert of_kind(before, "message") < batched
-        assert len(batched) == read[BATCHED] + BATCHED_MORE
+        batched = write_batches(console, peer, BATCHED)
         tables = [console.mqadmin(peer, *command) for command in TABLES]
         peer.daemons["broker"].stop()
     found = by_topic(ours)
@@ -145,9 +147,7 @@ def test_a_store_with_every_kind_of_message(ending: str, console: Console, tmp_p
 
     with quick_peer("apache", store=store, settings=GOLDEN_SETTINGS) as peer:
         assert of_kind(console.dump(peer, [BATCHED], GROUPS), "message") == batched
-        write_batches(peer.broker, BATCHED)
-        batched = of_kind(console.dump(peer, [BATCHED], GROUPS), "message")
-        assert len(batched) == read[BATCHED] + 2 * BATCHED_MORE
+        batched = write_batches(console, peer, BATCHED)
         theirs = console.dump(peer, [*topics, *BUSY_TOPICS], GROUPS)
         assert quiet(theirs) == quiet(ours)
         assert quiet(console.dump(peer, [STATIC], GROUPS)) == quiet(static)
@@ -225,9 +225,7 @@ def test_topics_of_other_kinds(console: Console, tmp_path: Path) -> None:
         assert by_topic(ours) == {NEW: WRITTEN, **counts}
         assert {line for line in of_kind(ours, "message") if "\tK_COMPACT\t" not in line} <= theirs
         run(write, peer.nameserver)
-        write_batches(peer.broker, "K_BCQ")
-        batched = of_kind(console.dump(peer, ["K_BCQ"], GROUPS), "message")
-        assert len(batched) == K_MESSAGES + BATCHED_MORE
+        batched = write_batches(console, peer, "K_BCQ")
 
     with quick_peer("apache", store=store, settings={}) as peer:
         again = of_kind(console.dump(peer, K_TOPICS, GROUPS), "message")
