@@ -6,8 +6,14 @@ import itertools
 
 import pytest
 
+from headrace_daemon.quotas.metering import Metering
+from headrace_daemon.quotas.table import QuotaTable
 from headrace_daemon.serving.server import RemotingServer
 from headrace_daemon.serving.server_channel import NEXT_PHASE, Event, Phase, ServerChannel
+from headrace_protocol.frame import FrameReader
+from headrace_protocol.quotas import Quota
+from headrace_protocol.serving import Registry
+from headrace_protocol.waiting import at_once
 from tests.support.echo import Echo, frame
 
 
@@ -86,3 +92,26 @@ async def test_a_closed_client_is_not_counted_as_turned_away() -> None:
     channel.close("")
     server.close_if_silent(channel, channel.partial_since + 1000)
     assert server.turned_away_count == 0
+
+
+async def test_a_client_at_its_quota_is_read_little_by_little() -> None:
+    """All that it sends while it is held back would hold up the others."""
+    table, server = QuotaTable(None), RemotingServer(Echo())
+    at_once(table.put(Quota(of="user", name="10.0.0.1", requests=1.0)))
+    metering = Metering(table, Registry(lambda *_: None), server.hold_back)
+    held, other = (
+        server.open_channel(Nowhere(), address, 1) for address in ("10.0.0.1", "10.0.0.2")
+    )
+    first_bytes = held.receive_bytes
+    for channel in (held, other):
+        channel.apply(Event.FRAME)
+        channel.receive_bytes = 1 << 20
+        for _ in range(2):
+            metering.handle(channel, FrameReader().feed(frame(b"body")), lambda *_: [])
+    assert (held.receive_bytes, held.holds) == (first_bytes, 1)
+    assert (other.receive_bytes, other.holds) == (1 << 20, 0)
+    # A request that is refused is no way round it.
+    for _ in range(4):
+        metering.handle(held, FrameReader().feed(frame(b"body")), lambda *_: [])
+    assert metering.refused
+    assert held.holds == 5

@@ -182,6 +182,7 @@ class Metering:
         self._common.clear()
         self._counted.clear()
         self._used.clear()
+        self._release(math.inf)
 
     def closed(self, channel: ServerChannel) -> None:
         """Count a connection no more."""
@@ -196,6 +197,9 @@ class Metering:
         user = self.user(name_of(channel))
         if user is not None and (refusal := self._refusal(user, channel, now_s)) is not None:
             self.refuse(channel, frames, refusal)
+            # Answers cost something, too.
+            self._used.add(user)
+            self._hold(channel, now_s)
             return []
         began = thread_time()
         rest = serve(channel, frames)
@@ -255,6 +259,8 @@ class Metering:
                 longest_s = max(longest_s, wait_s)
         if longest_s and channel.is_open:
             self._hold_back(channel, is_held_back=True)
+            # All that it sends meanwhile at once would hold up the others.
+            channel.read_little()
             heapq.heappush(self._held, Held(now_s + longest_s, next(self._numbers), channel))
             self._is_holding.set()
 
@@ -264,11 +270,10 @@ class Metering:
             await self._is_holding.wait()
             while self._held:
                 await trio.sleep(min(_TICK_S, max(0.0, self._held[0].until_s - self.now_s())))
-                self.release()
+                self._release(self.now_s())
             self._is_holding = trio.Event()
 
-    def release(self) -> None:
+    def _release(self, now_s: float) -> None:
         """Read clients again whose time is over."""
-        now_s = self.now_s()
         while self._held and self._held[0].until_s <= now_s:
             self._hold_back(heapq.heappop(self._held).channel, is_held_back=False)

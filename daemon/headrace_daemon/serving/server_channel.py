@@ -205,6 +205,10 @@ class ServerChannel:
             self.out_bytes += added
             self._server.written(self, added)
 
+    def read_little(self) -> None:
+        """Have the next read take little, as the first one does."""
+        self.receive_bytes = _FIRST_RECEIVE_BYTES
+
     def close(self, reason: str) -> None:
         """Disconnect the client."""
         self._server.close_channel(self, reason)

@@ -203,6 +203,20 @@ async def test_users_share_one_rate_and_a_pull_gets_flow_control(
         assert pull.error().retry_after_ms > 1000
 
 
+async def test_a_client_held_back_is_read_again_without_its_quota(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with clients(tmp_path, mock_clock, 2) as (_, [admin, client]):
+        await client.send()
+        await admin.set("topic", "T", bytes_in=5000)
+        assert codes(await client.send()) == [0]
+        held = await client.send()
+        assert not held
+        await admin.set("topic", "T")
+        await admin.rest()
+        assert codes(held) == [0]
+
+
 async def test_a_quota_that_is_too_small_can_be_removed(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
