@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.rights import Rule as Rule
     from headrace.table.client import Change as Change
     from headrace.table.client import Table as Table
+    from headrace.typed import Topic as Topic
     from headrace_protocol.bodies import MessageQueue as MessageQueue
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "SendResult": "headrace.messages",
     "SimpleConsumer": "headrace.consumer.simple",
     "Table": "headrace.table.client",
+    "Topic": "headrace.typed",
 }
 _MODULES = ("blocking", "errors")
 

@@ -34,7 +34,7 @@ from headrace.config import check_limits, check_plain_callback
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.consumer.simple import SimpleConsumer as AsyncSimpleConsumer
-from headrace.errors import ClientClosed
+from headrace.errors import ClientClosed, InvalidValue
 from headrace.producer.pipeline import Pipeline as AsyncPipeline
 from headrace.producer.producer import Producer as AsyncProducer
 from headrace.producer.transaction import Transaction as AsyncTransaction
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from headrace.producer.producer import OnResult
     from headrace.received import Returns
     from headrace.table.client import Change, Changes
+    from headrace.typed import Topic, Typed
     from headrace_protocol.bodies import MessageQueue
 
 Client_co = TypeVar("Client_co", covariant=True)
@@ -57,6 +58,7 @@ Result = TypeVar("Result")
 Value = TypeVar("Value")
 P = ParamSpec("P")
 Item = TypeVar("Item", ReceivedMessage, MessageBatch)
+Received = TypeVar("Received", bound=ReceivedMessage)
 
 _MESSAGES_PER_CALL = 1000
 
@@ -226,6 +228,17 @@ def _in_spans(
     return iterate
 
 
+def _values(messages: Iterable[Received], typed: Typed) -> Iterator[tuple[Any, Received]]:
+    """Values with their messages, less those that are none."""
+    for message in messages:
+        try:
+            value = typed.read(message)
+        except InvalidValue as error:
+            typed.settle(error, message)
+        else:
+            yield value, message
+
+
 class Consumer(Blocking[AsyncConsumer]):
     """See ``headrace.Consumer``; iterate over it with ``for``.
 
@@ -234,6 +247,7 @@ class Consumer(Blocking[AsyncConsumer]):
 
     @like(AsyncConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_plain_callback("on_bad", kwargs.get("on_bad"))
         for name in ("on_assigned", "on_revoked"):
             if callback := kwargs.get(name):
                 check_plain_callback(name, callback)
@@ -282,6 +296,10 @@ class Consumer(Blocking[AsyncConsumer]):
         messages = self._messages()
         for _ in self._steps(messages.wait_for_some):
             yield from messages.take_ready()
+
+    def values(self) -> Iterator[tuple[Any, ReceivedMessage]]:
+        """See ``headrace.Consumer.values``; ``on_bad`` is called in this thread."""
+        return _values(self, self._client._typed)
 
     @_in_spans
     def until(self, timeout_ms: float) -> Iterator[ReceivedMessage]:
@@ -340,6 +358,7 @@ class SimpleConsumer(Blocking[AsyncSimpleConsumer]):
 
     @like(AsyncSimpleConsumer)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_plain_callback("on_bad", kwargs.get("on_bad"))
         client = AsyncSimpleConsumer(*args, **kwargs)
         super().__init__(client)
         client._polls.given = _BlockingLeases(client._polls.given, self)
@@ -352,9 +371,33 @@ class SimpleConsumer(Blocking[AsyncSimpleConsumer]):
     receive = awaited(AsyncSimpleConsumer.receive)
     ack = awaited(AsyncSimpleConsumer.ack)
 
+    def receive_values(
+        self,
+        *,
+        max: int = 32,  # noqa: A002 - as ``receive``
+        wait: float = 20,
+        invisible: float = 30,
+    ) -> list[tuple[Any, PoppedMessage]]:
+        """See ``headrace.SimpleConsumer.receive_values``; calls ``on_bad`` in this thread."""
+        messages = self.receive(max=max, wait=wait, invisible=invisible)
+        return [*_values(messages, self._client._typed)]
+
 
 class Table(Blocking[AsyncTable[Value]], Generic[Value]):
     """See ``headrace.Table``."""
+
+    @overload
+    def __init__(
+        self,
+        topic: Topic[Value],
+        *,
+        local: bool = ...,
+        allow_partial: bool = ...,
+        nameserver: str | Sequence[str] | None = ...,
+        timeout_ms: float = ...,
+        delivery_timeout_ms: float = ...,
+        **how: Unpack[ConnectOptions],
+    ) -> None: ...
 
     @overload
     def __init__(

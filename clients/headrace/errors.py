@@ -362,14 +362,14 @@ class OffsetNotFound(HeadraceError):
 
 
 class InvalidValue(HeadraceError, ValueError):
-    """A table's value that is not one of its model.
+    """A value of a topic or table that is not one of its model.
 
     key: the value's key.
     """
 
     def __init__(self, topic: str, key: str, model: str, reason: object) -> None:
         super().__init__(
-            f"the value of key {key!r} in table {topic} is not valid {model}: {reason}"
+            f"the value of key {key!r} in topic {topic} is not valid {model}: {reason}"
         )
         self.key = key
 

@@ -320,7 +320,7 @@ async def test_a_value_of_another_type_is_rejected(
 ) -> None:
     await create(mq)
     async with mq.table("users", model=model) as table:
-        with pytest.raises(InvalidValue, match=f"key 'k' in table users .*{reason}"):
+        with pytest.raises(InvalidValue, match=f"key 'k' in topic users .*{reason}"):
             await table.put("k", value)
 
 
@@ -342,7 +342,7 @@ async def test_an_invalid_value_is_an_error_of_its_key_only(mq: Embedded, model:
 
 
 def test_a_model_that_json_cannot_hold_is_rejected() -> None:
-    with pytest.raises(ConfigurationError, match="no type for JSON"):
+    with pytest.raises(ConfigurationError, match="no type for its values"):
         headrace.Table("users", model=complex | int)  # type: ignore[arg-type]
 
 

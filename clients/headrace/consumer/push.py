@@ -29,7 +29,12 @@ from headrace.consumer.start import (
     consume_from_where,
 )
 from headrace.consumer.strategies import Strategy, averagely, name_of, named
-from headrace.consumer.subscription import Filters, Subscription, subscriptions_of
+from headrace.consumer.subscription import (
+    Filters,
+    Subscription,
+    expressions_of,
+    subscriptions_of,
+)
 from headrace.consumer.topic_offsets import offset_store
 from headrace.errors import ConfigurationError
 from headrace.instance import ClientInstance
@@ -38,6 +43,7 @@ from headrace.loops import current_task
 from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
+from headrace.typed import Typed, ValueIterator
 from headrace.values import now_ms
 from headrace_protocol.admin_headers import GetConsumerStatusHeader
 from headrace_protocol.bodies import ConsumerData, ConsumerStatusBody, ResetOffsetBody
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from headrace.consumer.offset_store import OffsetStore
     from headrace.consumer.process_queue import ProcessQueue
     from headrace.errors import HeadraceError
+    from headrace.typed import OnBad
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.connection import RequestReceived
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
@@ -96,6 +103,10 @@ class Consumer(Startable):
     on_assigned, on_revoked: called with each queue that this member gets, before its first message,
         and loses, before its progress is committed; may be async. Not for the retry topic.
     queue_messages_max, queue_bytes_max: how much of each queue is fetched ahead.
+    model: the type of the values that ``values`` yields, unless each topic is a ``Topic``.
+    on_bad: called with the error and the message for one that is no value, maybe async. By default
+        the message is retried, so that it goes to the dead letters after ``max_attempts``; an
+        ordered consumer rejects it at once.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
     batch_bytes_max: the same limit for all bodies of a batch, when they are read together.
 
@@ -131,19 +142,18 @@ class Consumer(Startable):
         queue_bytes_max: int = 16 * 1024 * 1024,
         body_bytes_max: int = BODY_BYTES_MAX,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        model: type[Any] | None = None,
+        on_bad: OnBad | None = None,
         on_assigned: OnQueue | None = None,
         on_revoked: OnQueue | None = None,
         connect: Connect | None = None,
         **how: Unpack[ConnectOptions],
     ) -> None:
         self.group = group = check_group(group)
-        check_limits(
-            queue_messages_max=queue_messages_max,
-            queue_bytes_max=queue_bytes_max,
-            body_bytes_max=body_bytes_max,
-            batch_bytes_max=batch_bytes_max,
-        )
-        max_attempts = check_count("max_attempts", max_attempts)
+        expressions = expressions_of(topics)
+        self._typed = Typed.of(expressions, model, on_bad, rejects=ordered)
+        check_limits(queue_messages_max=queue_messages_max, queue_bytes_max=queue_bytes_max)
+        check_limits(body_bytes_max=body_bytes_max, batch_bytes_max=batch_bytes_max)
         self._member = Membership(
             group,
             check_start(start),
@@ -155,12 +165,13 @@ class Consumer(Startable):
             on_assigned,
             on_revoked,
         )
-        if offsets_dir is not None and not broadcast:
-            raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
         if broadcast:
             given = (ordered, strategy is not averagely, max_attempts, retry_delay, offsets_topic)
             _check_not_given(given)
-        self._subscriptions = _subscriptions(group, topics, filter, retries=not broadcast)
+            self._typed.check_handles_bad()
+        elif offsets_dir is not None:
+            raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
+        self._subscriptions = _subscriptions(group, expressions, filter, retries=not broadcast)
         name = _INSTANCE if broadcast else None
         self._instance = ClientInstance(nameserver, connect=connect, how=how, instance_name=name)
         if broadcast:
@@ -168,14 +179,18 @@ class Consumer(Startable):
         else:
             self._offsets = offset_store(self._instance, offsets_topic)
         self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
-        self._assignment = Assignment(
+        self._assignment = self._new_assignment()
+        self._inbox.returns = self._new_returns(max_attempts, retry_delay)
+
+    def _new_assignment(self) -> Assignment:
+        return Assignment(
             self._instance, self._member, self._subscriptions, self._inbox, self._offsets
         )
-        self._inbox.returns = self._new_returns(max_attempts, retry_delay)
 
     def _new_returns(
         self, max_attempts: int | None, retry_delay: float | None
     ) -> Returns | NoReturns:
+        max_attempts = check_count("max_attempts", max_attempts)
         self._direct = DirectMessages(self._inbox, self._member.body_limits)
         if self._member.broadcast:
             return NoReturns(self._instance, self.group)
@@ -249,6 +264,13 @@ class Consumer(Startable):
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self._in_spans(self._messages())
+
+    def values(self) -> AsyncIterator[tuple[Any, ReceivedMessage]]:
+        """Iterate over values with their messages, as ``async for`` over messages.
+
+        Requires ``model`` or a ``Topic``. A message that is no value is left to ``on_bad``.
+        """
+        return ValueIterator(aiter(self), self._typed)
 
     def _messages(self) -> MessageIterator:
         self._instance.check_open("Consumer")
@@ -424,11 +446,7 @@ def _check_not_given(values: Iterable[object]) -> None:
 
 
 def _subscriptions(
-    group: str,
-    topics: str | Iterable[str] | Mapping[str, str],
-    filters: Filters,
-    *,
-    retries: bool,
+    group: str, topics: Mapping[str, str], filters: Filters, *, retries: bool
 ) -> list[Subscription]:
     """Subscriptions to the group's topics and, with ``retries``, its retry topic.
 

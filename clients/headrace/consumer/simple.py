@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 
@@ -11,12 +11,13 @@ from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
 from headrace.consumer.start import consume_from_where
-from headrace.consumer.subscription import Filters, subscriptions_of
-from headrace.errors import ConfigurationError
+from headrace.consumer.subscription import Filters, expressions_of, subscriptions_of
+from headrace.errors import ConfigurationError, InvalidValue
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.names import check_group
 from headrace.received import BodyLimits
+from headrace.typed import Typed, awaited
 from headrace.values import shown
 from headrace_protocol.bodies import ConsumerData
 from headrace_protocol.codes import RequestCode
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.config import ConnectOptions
     from headrace.popped import PoppedMessage
+    from headrace.typed import OnBad
     from headrace_protocol.connection import RequestReceived
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
 
@@ -44,6 +46,8 @@ class SimpleConsumer(Startable):
     topics: a topic, several topics, or topics with tag expressions; see Consumer.
     filter: SQL92 condition on properties, instead of tags; see Consumer.
     start: where a group begins that is new to a broker: "earliest" or "latest".
+    model, on_bad: the type of the values that ``receive_values`` returns, and what happens to a
+        message that is none; see Consumer.
     body_bytes_max: reading a compressed body that is larger when decompressed raises an error.
 
     A message that is not acknowledged while it is out comes again, in any order. So any number of
@@ -60,6 +64,8 @@ class SimpleConsumer(Startable):
         nameserver: str | Sequence[str] | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         body_bytes_max: int = BODY_BYTES_MAX,
+        model: type[Any] | None = None,
+        on_bad: OnBad | None = None,
         connect: Connect | None = None,
         **how: Unpack[ConnectOptions],
     ) -> None:
@@ -68,7 +74,9 @@ class SimpleConsumer(Startable):
             raise ConfigurationError(f"start={shown(start)}: must be 'earliest' or 'latest'")
         check_limits(body_bytes_max=body_bytes_max)
         self._start: Literal["earliest", "latest"] = start
-        self._subscriptions = subscriptions_of(group, topics, filter)
+        expressions = expressions_of(topics)
+        self._typed = Typed.of(expressions, model, on_bad)
+        self._subscriptions = subscriptions_of(group, expressions, filter)
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
         self._leases = MemberLeases(self._instance, self.group)
         member = PopMember(self.group, start == "latest", BodyLimits(body_bytes_max))
@@ -124,6 +132,25 @@ class SimpleConsumer(Startable):
         return await self._polls.receive(
             Receive(count, until, milliseconds("invisible", invisible))
         )
+
+    async def receive_values(
+        self,
+        *,
+        max: int = 32,  # noqa: A002 - as ``receive``
+        wait: float = 20,
+        invisible: float = 30,
+    ) -> list[tuple[Any, PoppedMessage]]:
+        """As ``receive``, but returns values with their messages.
+
+        Requires ``model`` or a ``Topic``. Messages that are no values are left to ``on_bad``.
+        """
+        found = []
+        for message in await self.receive(max=max, wait=wait, invisible=invisible):
+            try:
+                found.append((self._typed.read(message), message))
+            except InvalidValue as error:
+                await awaited(self._typed.settle(error, message))
+        return found
 
     async def ack(self, messages: Iterable[PoppedMessage]) -> None:
         """Acknowledge several messages, in one request to each broker.

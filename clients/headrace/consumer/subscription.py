@@ -115,18 +115,24 @@ class Subscription:
         return columns if len(kept) == len(columns) else columns.select(kept)
 
 
+def expressions_of(topics: str | Iterable[str] | Mapping[str, str]) -> Mapping[str, str]:
+    """Topics as callers give them, with the tag expression of each. Raises ConfigurationError."""
+    if isinstance(topics, str):
+        return {topics: ALL}
+    if isinstance(topics, Mapping):
+        return topics
+    if isinstance(topics, Iterable):
+        return dict.fromkeys(topics, ALL)
+    raise ConfigurationError(
+        f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
+    )
+
+
 def subscriptions_of(
     group: str, topics: str | Iterable[str] | Mapping[str, str], filters: Filters = None
 ) -> list[Subscription]:
     """A subscription for each topic that a group reads. Raises ConfigurationError."""
-    if isinstance(topics, str):
-        topics = {topics: ALL}
-    elif not isinstance(topics, Mapping):
-        if not isinstance(topics, Iterable):
-            raise ConfigurationError(
-                f"topics={topics!r}: must be a topic, several topics, or a mapping {{topic: tags}}"
-            )
-        topics = dict.fromkeys(topics, ALL)
+    topics = expressions_of(topics)
     if not topics:
         raise ConfigurationError(f"group {group} subscribes to no topic")
     if not isinstance(filters, Mapping):

@@ -21,6 +21,7 @@ from headrace.table.entries import DELETED, Entries, Waiting
 from headrace.table.follow import Follower
 from headrace.table.remote import KeyLookup
 from headrace.telemetry import ended
+from headrace.typed import Topic
 from headrace.values import encoded_text, plain_text
 from headrace_protocol.message import DELETE
 
@@ -89,6 +90,20 @@ class Table(Startable, Generic[Value]):
 
     @overload
     def __init__(
+        self,
+        topic: Topic[Value],
+        *,
+        local: bool = ...,
+        allow_partial: bool = ...,
+        nameserver: str | Sequence[str] | None = ...,
+        timeout_ms: float = ...,
+        delivery_timeout_ms: float = ...,
+        connect: Connect | None = ...,
+        **how: Unpack[ConnectOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
         self: Table[bytes],
         topic: str,
         *,
@@ -132,7 +147,10 @@ class Table(Startable, Generic[Value]):
         check_limits(timeout_ms=timeout_ms)
         check_limits(0, delivery_timeout_ms=delivery_timeout_ms)
         self.topic = check_topic(topic)
-        self._codec: Codec[Value] = codec(self.topic, model)
+        typed = topic if isinstance(topic, Topic) and model is None else None
+        self._codec: Codec[Value] = (
+            codec(self.topic, typed.model, typed.form) if typed else codec(self.topic, model)
+        )
         self._is_local = local
         self._timeout_ms = timeout_ms
         self._allow_partial = allow_partial

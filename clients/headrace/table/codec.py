@@ -1,13 +1,13 @@
-"""Values of a table as message bodies: bytes, text, or JSON of a model."""
+"""Values as message bodies: bytes, text, or JSON or MessagePack of a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from headrace.errors import ConfigurationError, InvalidValue
-from headrace.values import kind_of, plain_body
+from headrace.values import kind_of, plain_body, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,21 +53,29 @@ def _reason(error: Exception) -> object:
     return error if isinstance(error, ValueError | TypeError) else repr(error)
 
 
-def codec(topic: str, model: type[Value] | None) -> Codec[Value]:
-    """The codec for a model; see ``Table``. Raises ConfigurationError for an unsuitable one."""
+def codec(topic: str, model: type[Value] | None, form: str = "json") -> Codec[Value]:
+    """The codec for a model; see ``Table``. Raises ConfigurationError for an unsuitable one.
+
+    form: "json" or "msgpack", of models.
+    """
+    if form not in _FORMS:
+        raise ConfigurationError(f"form={shown(form)}: must be 'json' or 'msgpack'")
     if model is None or model is bytes:
         return Codec(topic, "bytes", _checked_bytes, bytes)
     if model is str:
         return Codec(topic, "text", str.encode, bytes.decode)
     name = getattr(model, "__name__", repr(model))
-    validate: Any = getattr(model, "model_validate_json", None)
-    if validate:
-        return Codec(topic, name, _pydantic_json(model), validate)
+    if hasattr(model, "model_validate_json"):
+        return Codec(topic, name, *_pydantic(model, form))
+    library: Any = _FORMS[form]
     try:
-        decoder = msgspec.json.Decoder(model)
+        decoder = library.Decoder(model)
     except TypeError as error:
-        raise ConfigurationError(f"model={name}: no type for JSON values: {error}") from error
-    return Codec(topic, name, msgspec.json.encode, decoder.decode)
+        raise ConfigurationError(f"model={name}: no type for its values: {error}") from error
+    return Codec(topic, name, library.encode, decoder.decode)
+
+
+_FORMS: Final = {"json": msgspec.json, "msgpack": msgspec.msgpack}
 
 
 def _checked_bytes(value: object) -> bytes:
@@ -76,11 +84,22 @@ def _checked_bytes(value: object) -> bytes:
     raise TypeError(f"a value is {kind_of(value)}; encode it, or give the table a model=")
 
 
-def _pydantic_json(model: Any) -> Callable[[Any], bytes]:
-    def to_body(value: Any) -> bytes:
+def _pydantic(model: Any, form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    def checked(value: Any) -> Any:
         if not isinstance(value, model):
             raise TypeError(f"a value is {type(value).__name__}")
-        text: str = value.model_dump_json()
+        return value
+
+    def to_json(value: Any) -> bytes:
+        text: str = checked(value).model_dump_json()
         return text.encode()
 
-    return to_body
+    def to_msgpack(value: Any) -> bytes:
+        return msgspec.msgpack.encode(checked(value).model_dump(mode="json"))
+
+    def from_msgpack(body: bytes) -> Any:
+        return model.model_validate(msgspec.msgpack.decode(body))
+
+    if form == "json":
+        return to_json, model.model_validate_json
+    return to_msgpack, from_msgpack
