@@ -168,3 +168,25 @@ def test_sizes_are_found_by_themselves(root: Path) -> None:
     shutil.rmtree(root / "index")
     with open_directory(root) as directory:
         assert directory.settings.batch_queue_file_bytes == FILE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("is_more", "problem"),
+    [(False, "1 records have no unit, the first at"), (True, "in place of 0 records of the log")],
+)
+def test_what_has_no_place_is_reported_only(
+    is_more: bool, problem: str, root: Path, opened: StoreDirectory
+) -> None:
+    """A unit too few or too many, with right units on both sides."""
+    units = np.frombuffer(content(root).ljust(12 * BATCH_UNIT_BYTES, b"\0"), BATCH_UNIT_DTYPE)
+    if is_more:
+        odd = units[1:2].copy()
+        odd["physical_offset"] -= 1
+        changed = np.concatenate([units[:1], odd, units[1:11]])
+    else:
+        changed = np.concatenate([units[:1], units[2:], units[-1:]])
+    for number in range(3):
+        units_of(root, number)[:] = changed[4 * number : 4 * number + 4]
+    (finding,) = check(opened, quiet).damage
+    assert problem in finding.problem
+    assert finding.fix is None
