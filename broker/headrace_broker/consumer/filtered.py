@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 READ_S: Final = 0.002
 _BLOCK_RECORDS_MAX: Final = 2048
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-# The first guess of what a record and a condition cost.
+# Records that are judged ahead of a reader whom fewer would do, and remembered.
+_AHEAD_RECORDS: Final = 512
+# What a block costs whatever its size, and the first guess for a record and a condition.
+_BLOCK_S: Final = 0.0003
 _RECORD_S: Final = 1e-6
 _OPERAND_S: Final = 0.5e-6
 
@@ -41,6 +44,45 @@ class _Block(NamedTuple):
     start: Array
     units: Array
     offsets: Array
+
+
+class _Judged(NamedTuple):
+    """What is known of the records from ``first`` up to ``end``: the offsets that pass."""
+
+    first: int
+    end: int
+    passing: Array
+
+    def mask(self, offsets: Array) -> Array | None:
+        """Which of the records pass; None unless all have been judged."""
+        if not self.first <= offsets[0] or not offsets[-1] < self.end:
+            return None
+        if not len(self.passing):
+            return np.zeros(len(offsets), bool)
+        at = np.minimum(np.searchsorted(self.passing, offsets), len(self.passing) - 1)
+        is_wanted: Array = self.passing[at] == offsets
+        return is_wanted
+
+    def all_pass(self, queue_offset: int, count: int) -> bool:
+        """True if the next ``count`` offsets have records that pass."""
+        first = int(np.searchsorted(self.passing, queue_offset))
+        last = first + count - 1
+        return (
+            last < len(self.passing)
+            and int(self.passing[first]) == queue_offset
+            and int(self.passing[last]) == queue_offset + count - 1
+        )
+
+    def likely(self, queue_offset: int, missing: int) -> int | None:
+        """Records from an offset on among which ``missing`` pass; None if nothing is known."""
+        if not self.first <= queue_offset < self.end:
+            return None
+        last = int(np.searchsorted(self.passing, queue_offset)) + missing - 1
+        end = int(self.passing[last]) + 1 if last < len(self.passing) else self.end
+        return end - queue_offset
+
+
+_NOTHING: Final = _Judged(0, 0, np.empty(0, np.int64))
 
 
 class _Found:
@@ -77,7 +119,7 @@ class _Found:
 class FilteredReader:
     """A ``Reader`` of the records that pass a filter."""
 
-    __slots__ = ("_expression", "_now_s", "_policy", "_reader", "_record_s", "_share")
+    __slots__ = ("_expression", "_judged", "_now_s", "_policy", "_reader", "_record_s", "_share")
 
     def __init__(
         self,
@@ -93,6 +135,7 @@ class FilteredReader:
         # What the last reads took for a record, and the share of records that passed.
         self._record_s = _RECORD_S + _OPERAND_S * expression.operand_count
         self._share = 1.0
+        self._judged = _NOTHING
 
     def known_range(self) -> tuple[int, int]:
         """See ``Reader``."""
@@ -106,6 +149,8 @@ class FilteredReader:
         _tags: frozenset[int] | None = None,
     ) -> GetResult:
         """See ``Reader``."""
+        if self._judged.all_pass(queue_offset, count_max):
+            return self._reader.get(queue_offset, count_max, bytes_max, None)
         result, found = self._read(queue_offset, count_max, bytes_max)
         return result if not found.count else result._replace(buffers=found.records())
 
@@ -127,7 +172,7 @@ class FilteredReader:
         found, queue_offset = _Found(), first
         deadline_s, end = self._now_s() + READ_S, first + self._policy.max_filter_message_size
         while True:
-            count = self._block_count(count_max - found.count, deadline_s)
+            count = self._block_count(queue_offset, count_max - found.count, deadline_s)
             try:
                 result = self._reader.get_bulk(
                     queue_offset, max(min(count, end - queue_offset), 1), _BLOCK_BYTES, None
@@ -161,11 +206,13 @@ class FilteredReader:
             found,
         )
 
-    def _block_count(self, missing: int, deadline_s: float) -> int:
+    def _block_count(self, queue_offset: int, missing: int, deadline_s: float) -> int:
         """The number of records to look at next: as many as are likely to do, if time allows."""
+        if (known := self._judged.likely(queue_offset, missing)) is not None:
+            return known
         likely = int(missing / max(self._share, 1 / _BLOCK_RECORDS_MAX)) + 1
         in_time = int((deadline_s - self._now_s()) / self._record_s) + 1
-        return max(min(likely, in_time, _BLOCK_RECORDS_MAX), 1)
+        return max(min(max(likely, _AHEAD_RECORDS), in_time, _BLOCK_RECORDS_MAX), 1)
 
     def _take(
         self, result: GetResult, found: _Found, count_max: int, bytes_max: int
@@ -174,12 +221,14 @@ class FilteredReader:
 
         Returns the queue offset behind those, and whether no more fit.
         """
-        before_s = self._now_s()
         data, start, units, offsets = _parts(result)
         sizes = units["size"].astype(np.int64)
-        records = RecordColumns(data, start, sizes, is_passed_on=True)
-        is_wanted = self._expression.mask(records)
-        self._note(is_wanted, self._now_s() - before_s)
+        is_wanted = self._judged.mask(offsets)
+        if is_wanted is None:
+            is_wanted = self._judge(RecordColumns(data, start, sizes, is_passed_on=True))
+            passing = offsets[is_wanted]
+            if len(passing) <= _AHEAD_RECORDS:
+                self._judged = _Judged(int(offsets[0]), result.next_offset, passing)
         room, room_bytes = count_max - found.count, bytes_max - found.byte_count
         where, _, seen = choose(units, None, room, room_bytes, is_there=is_wanted)
         chosen = units[where]
@@ -191,10 +240,13 @@ class FilteredReader:
         next_offset = int(offsets[seen]) if is_full else result.next_offset
         return next_offset, is_full or found.count >= count_max
 
-    def _note(self, is_wanted: Array, took_s: float) -> None:
-        count = len(is_wanted)
+    def _judge(self, records: RecordColumns) -> Array:
+        before_s = self._now_s()
+        is_wanted = self._expression.mask(records)
+        took_s = max(self._now_s() - before_s - _BLOCK_S, 0) / len(records)
         self._share = (self._share + float(is_wanted.mean())) / 2
-        self._record_s = max((self._record_s + took_s / count) / 2, 1e-8)
+        self._record_s = max((self._record_s + took_s) / 2, 1e-7)
+        return is_wanted
 
 
 def _parts(result: GetResult) -> tuple[Buffer, Array, Array, Array]:

@@ -58,6 +58,7 @@ _TARGET_BYTES = 704
 _TAG_BYTES = 128
 _FEW_TAGS = 8
 _OPERAND_BYTES = 1024
+_JUDGED_BYTES = 4096
 # More than the peer returns (32 messages, 256 KiB), for clients that ask for more.
 _COUNT_MAX = 4096
 _BODY_BYTES = 256 * 1024
@@ -391,7 +392,9 @@ def _filter_bytes(wanted: Filter) -> int:
     """Memory of a filter beyond the few tags that most pulls have."""
     tags_bytes = _TAG_BYTES * max(0, len(wanted.tags or ()) - _FEW_TAGS)
     expression = wanted.expression
-    return tags_bytes if expression is None else _OPERAND_BYTES * expression.operand_count
+    if expression is None:
+        return tags_bytes
+    return _JUDGED_BYTES + _OPERAND_BYTES * expression.operand_count
 
 
 def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:

@@ -362,10 +362,13 @@ def filtered(broker: BrokerUnderTest, now_s: Callable[[], float]) -> FilteredRea
 
         known_range = source.known_range
 
+        def get(self, *args: Any) -> Any:
+            return ready(lambda: source.get(*args))
+
         def get_bulk(self, *args: Any) -> Any:
             return ready(lambda: source.get_bulk(*args))
 
-    return FilteredReader(Warm(), compiled(SQL), broker.config, now_s)  # type: ignore[arg-type]
+    return FilteredReader(Warm(), compiled(SQL), broker.config, now_s)
 
 
 class Seconds:
@@ -428,6 +431,25 @@ def test_an_answer_keeps_to_its_bytes(broker: BrokerUnderTest) -> None:
             assert result.count or result.next_offset == 120
             offset, found = result.next_offset, found + result.count
         assert found == 80
+
+
+def test_what_is_judged_is_remembered(broker: BrokerUnderTest) -> None:
+    """Reads of any size and order find the same, whatever was judged before them."""
+    values = [9, 9, 0, 9, 0, 0, *[9] * 30, *[0] * 30, 9]
+    put(broker, *values)
+    wanted = [offset for offset, value in enumerate(values) if value == 9]
+    reader = filtered(broker, lambda: 0.0)
+    for count in (1, 3, 8, 100, 2):
+        for begin in (0, 40, 7, 66, 1):
+            expected, offset = [each for each in wanted if each >= begin], begin
+            while offset < len(values):
+                result = reader.get(offset, count, 1 << 20)
+                records = decode_records(b"".join(result.buffers))
+                found = [record.queue_offset for record in records]
+                assert found == expected[: len(found)]
+                assert len(found) <= count
+                expected, offset = expected[len(found) :], result.next_offset
+            assert expected == []
 
 
 def test_offsets_outside_are_answered_as_without_a_filter(broker: BrokerUnderTest) -> None:
