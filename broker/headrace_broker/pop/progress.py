@@ -119,13 +119,17 @@ class PopProgress:
             self._is_running = False
 
     def flush_now(self) -> None:
-        """Bring all changes to disk in this thread, then answer. Raises OSError."""
+        """Bring all changes to disk in this thread, then answer. Raises OSError.
+
+        Also in a turn, whose answers leave together anyway.
+        """
         waiting = self._take_waiting()
         self.write_out()
         written = self.log.written
         self.log.start_flush()()
         self.log.note_flushed(written)
-        self._answer(waiting)
+        for request, reply in waiting:
+            request.reply(reply)
 
     def _take_waiting(self) -> list[tuple[Request, Reply]]:
         waiting, self._waiting = self._waiting, []

@@ -15,8 +15,11 @@ from headrace_broker.pop.pop_log import PopLog
 from headrace_broker.pop.pops import Pops
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import Files
-from headrace_protocol.codes import ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import header_fields
 from headrace_protocol.errors import RequestError
+from headrace_protocol.frame import Frame, FrameReader
+from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.pop.handle import Handle
 from tests.support.broker import Answer, broker_config
 from tests.support.channel import MemoryChannel
@@ -321,6 +324,26 @@ async def test_with_synchronous_flush_answers_wait_for_the_disk(tmp_path: Path) 
         assert len(messages_of(answer)) == 1
         assert parts.log.flushed == parts.log.written
         nursery.cancel_scope.cancel()
+
+
+async def test_the_first_pop_of_all_is_flushed_in_its_turn(tmp_path: Path) -> None:
+    """The service that flushes has not begun then."""
+    broker = sync_broker(tmp_path)
+    broker.store_message("T", 0)
+    broker.store.flusher.flush_now()
+    broker.store.write_path.publish()
+    broker.server.begin_turn()
+    channel = MemoryChannel()
+    broker.core.serving.frames.handle(channel, frames_of(broker))  # type: ignore[arg-type]
+    broker.server.end_turn()
+    (answer,) = answers(channel)
+    assert len(messages_of(answer)) == 1
+
+
+def frames_of(broker: PopBroker) -> list[Frame]:
+    fields = header_fields(broker.pop_header())
+    frame = encode_frame(SerializeType.JSON, RequestCode.POP_MESSAGE, 7, fields=fields)
+    return FrameReader().feed(frame)
 
 
 async def test_a_flush_that_fails_is_answered_and_stops_writing(
