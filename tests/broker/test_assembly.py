@@ -8,10 +8,12 @@ import pytest
 import trio
 
 from headrace_broker.assembly import add_features, connect
+from headrace_broker.assignment.request_modes import RequestModes
 from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
 from headrace_broker.feature import Feature
+from headrace_broker.pop.feature import Pop
 from headrace_broker.quotas.owners import Owners
 from headrace_broker.schedule.schedule import Schedule
 from headrace_broker.server import Broker
@@ -174,7 +176,9 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         groups.saved.finish,
         core.filters.saved.finish,
         owners.saved.finish,
+        part(core, RequestModes).saved.finish,
         part(core, Compaction).finish,
+        part(core, Pop).finish,
         part(core, Transactions).finish,
         part(core, Schedule).finish,
         part(core, Timers).finish,
