@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from headrace_broker.assembly import add_features, connect
-from headrace_broker.assignment.request_modes import RequestModes
 from headrace_broker.compaction.compaction import Compaction
 from headrace_broker.config import BrokerConfig
 from headrace_broker.core import Pace, Surroundings, build_core
@@ -176,7 +175,7 @@ async def test_a_broker_finishes_in_this_order(tmp_path: Path) -> None:
         groups.saved.finish,
         core.filters.saved.finish,
         owners.saved.finish,
-        part(core, RequestModes).saved.finish,
+        core.added.tables[-1].finish,  # the request modes
         part(core, Compaction).finish,
         part(core, Pop).finish,
         part(core, Transactions).finish,
