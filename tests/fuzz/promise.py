@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.log.batch_records import BatchRecords
 from headrace_broker.store.log.uniform_batch import UniformBatch
+from headrace_broker.store.queues.consume_queue import UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.store_queue import StoreQueue
 from headrace_protocol.codes import RequestCode
 from headrace_protocol.compression import CodecMissing
@@ -153,6 +156,10 @@ def _same(cut: Outcome, whole: Outcome) -> bool:
     return cut == whole
 
 
+# Nothing is put into it.
+_QUEUE = StoreQueue("T", 0, 0, ConsumeQueue(Path("unused"), UNIT_BYTES, Files()))
+
+
 def _serve(request: Request) -> Reply | None:
     code = request.command.code
     header_type = REQUEST_HEADERS.get(code)
@@ -170,9 +177,8 @@ def _serve(request: Request) -> Reply | None:
 
 def _read_batch(body: Buffer) -> None:
     with contextlib.suppress(CorruptRecord):
-        queue = StoreQueue("T", 0, 0, None)  # type: ignore[arg-type]
-        UniformBatch.of(body, 0, queue)
-        BatchRecords(body, 0, queue)
+        UniformBatch.of(body, 0, _QUEUE)
+        BatchRecords(body, 0, _QUEUE)
 
 
 def _read_response(frame: Frame, seed: Seed) -> None:

@@ -13,10 +13,12 @@ from headrace_daemon.quotas.processor import QuotaProcessor
 from headrace_daemon.quotas.table import QuotaTable
 from headrace_nameserver import registrations
 from headrace_nameserver.broker_names import BrokerNames
+from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.kv_config import KVConfig
 from headrace_nameserver.processors import NameServerProcessor, Policy
 from headrace_nameserver.registrations import BrokerTopics
 from headrace_nameserver.routes import RouteTable
+from headrace_nameserver.settings_requests import SettingsRequests
 from headrace_protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from headrace_protocol.command import FLAG_ONEWAY, VERSION, Command, header_fields
 from headrace_protocol.frame import FrameReader
@@ -59,6 +61,7 @@ class NameServerUnderTest:
             wall_ms=lambda: self.wall_ms,
         )
         processor.register(self.registry)
+        SettingsRequests(NameServerConfig()).register(self.registry)
         QuotaProcessor(QuotaTable(None), processor.log).register(self.registry)
         (self.access.requests if self.access else NoUsers()).register(self.registry)
         if self.access is not None:

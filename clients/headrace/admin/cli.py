@@ -40,7 +40,7 @@ PANELS = {
         "timer": "List and cancel timers: messages that wait for their time.",
         "tier": "Show, check, repair and move tiered storage.",
         "transaction": "List transactions without a decision, and resume discarded ones.",
-        "quota": "Limit what a user, a topic or a group takes of the brokers.",
+        "quota": "Limit what a user, a topic or a group takes of brokers and nameservers.",
         "cluster": "List the brokers with their rates, and those that left.",
         "acl": "Manage users and rules, and explain what a user may do.",
         "cert": "Make certificates for TLS, for labs and tests.",
