@@ -25,6 +25,7 @@ PROJECT = Path(__file__).with_name("apache_tests")
 # Longest first, so that none is left alone at the end.
 CLASSES = (
     "recall.SendAndRecallDelayMessageIT",
+    "retry.PopConsumerRetryIT",
     "delay.NormalMsgDelayIT",
     "client.producer.transaction.TransactionalMsgIT",
     "client.producer.order.OrderMsgDynamicRebalanceIT",
@@ -46,6 +47,9 @@ CLASSES = (
     "client.consumer.cluster.DynamicAddConsumerIT",
     "client.consumer.cluster.DynamicCrashConsumerIT",
     "client.consumer.filter.SqlFilterIT",
+    "client.consumer.pop.BatchAckIT",
+    "client.consumer.pop.PopBigMessageIT",
+    "client.consumer.pop.PopMessageAndForwardingIT",
     "client.consumer.tag.MulTagSubIT",
     "client.consumer.tag.TagMessageWith1ConsumerIT",
     "client.consumer.tag.TagMessageWithMulConsumerIT",

@@ -198,7 +198,9 @@ class PopProcessor:
 
     def _wait_ms(self, born_ms: int, poll_ms: int) -> int | None:
         """How long a request may wait; None if it has waited too long already."""
-        left_ms = born_ms + poll_ms - self._clock.now_ms()
+        now_ms = self._clock.now_ms()
+        # A client that does not poll sends no time.
+        left_ms = (born_ms or now_ms) + poll_ms - now_ms
         if left_ms < -_LATE_MS:
             return None
         # The client's clock may be ahead.

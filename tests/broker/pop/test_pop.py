@@ -212,6 +212,11 @@ def test_a_notification_that_comes_too_late_has_nothing(broker: PopBroker) -> No
     assert answer.command.ext()["hasMsg"] == "false"
 
 
+def test_a_pop_without_a_time_comes_just_in_time(broker: PopBroker) -> None:
+    broker.store_message("T", 1)
+    assert broker.pop(born_time=0, poll_time=0).code == ResponseCode.SUCCESS
+
+
 def test_a_static_topic_is_refused_by_name(broker: PopBroker) -> None:
     def spanning_brokers(directory: QueueDirectory, lookup: Lookup) -> Here:
         place = directory.local(lookup)

@@ -1,5 +1,6 @@
 package org.apache.rocketmq.broker;
 
+import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /** A running broker as the tests see it: its address, and settings that have no effect. */
@@ -12,6 +13,10 @@ public final class BrokerController {
 
     public String getBrokerAddr() {
         return address;
+    }
+
+    public BrokerConfig getBrokerConfig() {
+        return new BrokerConfig();
     }
 
     public MessageStoreConfig getMessageStoreConfig() {
