@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace_broker.pop.pop_queue import Origin
+from headrace_broker.pop.pop_queue import OrderedBatch, Origin
 from headrace_broker.queue_directory import Use
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
@@ -66,7 +66,7 @@ class AckProcessor:
         self._progress.log.check_room()
         checkpoint = self._named(header)
         if checkpoint is not None and (bit := checkpoint.bit(header.offset)):
-            self._pops.settle(checkpoint, bit)
+            self._settle(checkpoint, bit)
         return self._progress.reply(request, Reply())
 
     def ack_batch(self, request: Request) -> Reply | None:
@@ -77,7 +77,7 @@ class AckProcessor:
         for checkpoint, bits in [self._acked(ack) for ack in body.acks]:
             # The same message may be in the body twice.
             if checkpoint is not None and (bits := bits & checkpoint.bits):
-                self._pops.settle(checkpoint, bits)
+                self._settle(checkpoint, bits)
         return self._progress.reply(request, Reply())
 
     def change(self, request: Request) -> Reply | None:
@@ -92,19 +92,40 @@ class AckProcessor:
                 f"message {header.offset} of {header.topic} queue {header.queue_id} is out no "
                 f"more for group {header.consumer_group}: it was acknowledged, or its time is over",
             )
+        changed = self._changed(checkpoint, header)
+        return self._progress.reply(request, Reply(changed))
+
+    def _changed(
+        self, checkpoint: Checkpoint, header: ChangeInvisibleTimeHeader
+    ) -> ChangeInvisibleTimeResponseHeader:
+        now_ms = self._store.clock.now_ms()
+        if isinstance(checkpoint, OrderedBatch):
+            visible_ms = now_ms + header.invisible_time
+            self._pops.delay(checkpoint, header.offset, visible_ms)
+            # Its handle keeps the time of the POP, which names the batch.
+            return ChangeInvisibleTimeResponseHeader(
+                pop_time=checkpoint.pop_time,
+                invisible_time=visible_ms - checkpoint.pop_time,
+                revive_qid=checkpoint.revive_qid,
+            )
         changed = self._pops.extend(
             checkpoint,
             header.offset,
-            self._store.clock.now_ms(),
+            now_ms,
             header.invisible_time,
             Origin.SUSPENDED if header.suspend else Origin.EXTENDED,
         )
-        answer = ChangeInvisibleTimeResponseHeader(
+        return ChangeInvisibleTimeResponseHeader(
             pop_time=changed.pop_time,
             invisible_time=changed.invisible_ms,
             revive_qid=changed.revive_qid,
         )
-        return self._progress.reply(request, Reply(answer))
+
+    def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
+        if isinstance(checkpoint, OrderedBatch):
+            self._pops.settle_in_order(checkpoint, bits)
+        else:
+            self._pops.settle(checkpoint, bits)
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -161,7 +182,13 @@ class AckProcessor:
                 f"the handle is of broker {handle.broker_name}, this is {self._config.broker_name}"
             )
         queue = self._pops.find(group, topic, handle.queue_id)
-        return queue.get((handle.start_offset, handle.pop_time)) if queue is not None else None
+        if queue is None:
+            return None
+        if handle.is_orderly:
+            # Handles of messages that got another time begin at these.
+            batch = queue.batch
+            return batch if batch is not None and batch.pop_time == handle.pop_time else None
+        return queue.get((handle.start_offset, handle.pop_time))
 
 
 def real_topic(topic: str, group: str, handle: Handle) -> str:

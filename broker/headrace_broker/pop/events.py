@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from headrace_broker.pop.pop_queue import OrderedBatch
+
 if TYPE_CHECKING:
     from headrace_broker.pop.pop_queue import Checkpoint, PopQueue
 
@@ -23,7 +25,8 @@ class Kind(IntEnum):
 
     # number, group, topic, queue id, next offset; what was out of the queue stays.
     QUEUE = 0
-    # number, offsets, physical offset, pop time, invisible ms, revive queue, origin, settled.
+    # number, offsets, physical offset, pop time, invisible ms, revive queue, origin, settled;
+    # of an orderly POP also its attempt, its counts and its times.
     CHECKPOINT = 1
     # number, next offset.
     MOVE = 2
@@ -44,6 +47,9 @@ def queue_event(queue: PopQueue) -> Event:
 
 def checkpoint_event(checkpoint: Checkpoint) -> Event:
     """The event of a checkpoint, new or as it is."""
+    more: tuple[object, ...] = ()
+    if isinstance(checkpoint, OrderedBatch):
+        more = (checkpoint.attempt_id, checkpoint.counts, checkpoint.visible_ms)
     return (
         Kind.CHECKPOINT,
         checkpoint.queue.number,
@@ -54,6 +60,7 @@ def checkpoint_event(checkpoint: Checkpoint) -> Event:
         checkpoint.revive_qid,
         checkpoint.origin,
         checkpoint.settled,
+        *more,
     )
 
 

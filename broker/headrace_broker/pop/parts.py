@@ -9,6 +9,7 @@ import trio
 
 from headrace_broker.pop import pop_log
 from headrace_broker.pop.acks import AckProcessor
+from headrace_broker.pop.order_infos import FILE_NAME, OrderInfos
 from headrace_broker.pop.peer_pops import PeerPops
 from headrace_broker.pop.pop_log import PopLog
 from headrace_broker.pop.popping import Popping
@@ -42,9 +43,13 @@ class PopParts:
         stored_again: set[int] = set()
         if self.pops.out_count:
             read_log(partial(note_sources, stored_again), log, self.log.log_end)
+        self.order_infos = OrderInfos(core.file(FILE_NAME), tables, self.pops)
+        is_adopted = self.order_infos.adopt()
         bring_in_line(self.pops, tables, core.directory, stored_again)
         self.pops.replayed()
         self.log.begin_anew()
+        if is_adopted:
+            self.order_infos.save()
         self.progress = PopProgress(store, tables.offsets, self.pops, self.log)
         self.progress.settle()
         targets = PopTargets(config, tables, core.directory)
@@ -100,12 +105,14 @@ class PopParts:
             nursery.start_soon(self.progress.run)
             nursery.start_soon(self.revive.run)
             nursery.start_soon(self.peer_pops.run)
+            nursery.start_soon(self.order_infos.run)
 
     def finish(self) -> None:
         """Bring everything to disk, before the groups' offsets. Raises OSError."""
         if self._store.commit_log.life.is_writable:
             self._store.flusher.flush_log_now()
         self.progress.flush_now()
+        self.order_infos.save()
         self.log.close()
 
     def runtime_info(self) -> dict[str, str]:

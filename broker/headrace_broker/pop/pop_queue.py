@@ -9,8 +9,10 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_protocol.pop.handle import ORDER_REVIVE_QUEUE
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Key = tuple[int, int]  # the first offset and the time of a checkpoint
 # Names that are stale stay in the heap until they are as many as the others, and these more.
@@ -28,12 +30,16 @@ class QueueName(NamedTuple):
 class Origin(IntEnum):
     """How messages came to be out: by a POP, by another time for one of them, or given back.
 
-    What is given back counts no attempt when it becomes visible.
+    What is given back counts no attempt when it becomes visible. ORDERED: by an orderly POP.
     """
 
     TAKEN = 0
     EXTENDED = 1
     SUSPENDED = 2
+    ORDERED = 3
+
+
+_OF_POPS: Final = frozenset({Origin.TAKEN, Origin.ORDERED})
 
 
 class Checkpoint:
@@ -122,6 +128,54 @@ class Checkpoint:
                 yield offset, 1 << place
 
 
+class Taken(NamedTuple):
+    """Messages that a POP takes out of a queue; see ``Checkpoint``."""
+
+    queue: PopQueue
+    offsets: Sequence[int]
+    physical_offset: int
+    pop_time: int
+    invisible_ms: int
+
+
+class Attempt(NamedTuple):
+    """What an orderly POP makes of them; see ``OrderedBatch``."""
+
+    attempt_id: str | None
+    counts: Mapping[int, int] | None = None
+    visible_ms: Mapping[int, int] | None = None
+
+
+class OrderedBatch(Checkpoint):
+    """The messages of an orderly POP: nothing else of the queue is out, and none is stored again.
+
+    The queue is locked until all of them are acked, or visible again. They remain here then, until
+    the next POP takes them. attempt_id: the POP's; one of the same attempt may take them at any
+    time. counts: by offset, earlier attempts. visible_ms: by offset, times that members have set.
+    """
+
+    __slots__ = ("attempt_id", "counts", "visible_ms")
+
+    def __init__(self, taken: Taken, attempt: Attempt, settled: int = 0) -> None:
+        super().__init__(*taken, ORDER_REVIVE_QUEUE, Origin.ORDERED, settled)
+        self.attempt_id = attempt.attempt_id
+        self.counts = dict(attempt.counts or {})
+        self.visible_ms = dict(attempt.visible_ms or {})
+
+    @property
+    def due_ms(self) -> int:
+        """Time at which the last of its messages becomes visible again."""
+        due_ms = self.pop_time + self.invisible_ms
+        return max((self.visible_ms.get(offset, due_ms) for offset, _ in self.out()), default=0)
+
+    def counts_of(self, offsets: Sequence[int], attempt_id: str | None) -> dict[int, int]:
+        """The counts of a POP that takes these messages after this one."""
+        if attempt_id is not None and attempt_id == self.attempt_id:
+            return {offset: self.counts[offset] for offset in offsets if offset in self.counts}
+        before = frozenset(self.offsets)
+        return {offset: self.counts.get(offset, 0) + 1 for offset in offsets if offset in before}
+
+
 class PopQueue:
     """A group's progress in one queue, and the checkpoints of what is out.
 
@@ -145,6 +199,12 @@ class PopQueue:
     def __len__(self) -> int:
         return len(self._taken) + len(self._extended)
 
+    @property
+    def batch(self) -> OrderedBatch | None:
+        """What an orderly POP has taken, if any of it is out."""
+        first = next(iter(self._taken.values()), None)
+        return first if isinstance(first, OrderedBatch) else None
+
     def __iter__(self) -> Iterator[Checkpoint]:
         return chain(self._taken.values(), self._extended.values())
 
@@ -163,7 +223,7 @@ class PopQueue:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Note messages that are out; the offsets of a POP exceed those of all before it."""
-        if checkpoint.origin is Origin.TAKEN:
+        if checkpoint.origin in _OF_POPS:
             self._taken[checkpoint.key] = checkpoint
             return
         self._extended[checkpoint.key] = checkpoint
@@ -174,7 +234,7 @@ class PopQueue:
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint that is done."""
-        if checkpoint.origin is Origin.TAKEN:
+        if checkpoint.origin in _OF_POPS:
             del self._taken[checkpoint.key]
         else:
             del self._extended[checkpoint.key]

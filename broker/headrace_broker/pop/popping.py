@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headrace_broker.pop.pop_queue import Attempt, OrderedBatch, Taken
 from headrace_broker.pop.reading import BYTES_MAX, Found, as_first_sent, read
 from headrace_protocol.errors import NotReady
 from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.pop.headers import INIT_MIN, PopMessageResponseHeader
-from headrace_protocol.pop.infos import PoppedQueue, encode_offsets
+from headrace_protocol.pop.infos import (
+    OrderCount,
+    PoppedQueue,
+    encode_offsets,
+    encode_order_counts,
+)
 from headrace_protocol.serving import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace_broker.config import BrokerConfig
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.pop.pop_queue import Checkpoint, PopQueue
@@ -33,6 +41,8 @@ class Ask(NamedTuple):
     invisible_ms: int
     init_mode: int
     bytes_max: int = BYTES_MAX
+    is_ordered: bool = False
+    attempt_id: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -52,6 +62,26 @@ class _Part(NamedTuple):
     source: PopSource
     checkpoint: Checkpoint
     found: Found
+
+
+def is_locked(queue: PopQueue, ask: Ask, now_ms: int) -> bool:
+    """True if a POP must not take messages of a queue, since of some others the order is kept."""
+    batch = queue.batch
+    if batch is None:
+        return ask.is_ordered and len(queue) > 0
+    is_repeated = ask.attempt_id is not None and ask.attempt_id == batch.attempt_id
+    return now_ms < batch.due_ms and not is_repeated
+
+
+def _counts(parts: list[_Part]) -> Iterator[OrderCount]:
+    """Earlier attempts of each message that had any, and the fewest of each queue."""
+    for source, checkpoint, found in parts:
+        assert isinstance(checkpoint, OrderedBatch)
+        counts = checkpoint.counts
+        for offset, times in counts.items():
+            yield OrderCount(source.kind, source.queue_id, times, offset)
+        fewest = min(counts.values()) if len(counts) == len(found.offsets) else 0
+        yield OrderCount(source.kind, source.queue_id, fewest)
 
 
 class Popping:
@@ -83,10 +113,12 @@ class Popping:
         rest = 0
         away: NotReady | None = None
         left = ask
-        for source in target.in_order(self._config.pop_from_retry_probability):
+        for source in self._sources(target, ask):
             try:
                 queue = self._queue(target, source, ask.init_mode)
-                part = self._take(target, source, queue, left, now_ms) if left.is_open else None
+                part = None
+                if left.is_open and not is_locked(queue, ask, now_ms):
+                    part = self._take(target, source, queue, left, now_ms)
             except NotReady as wait:
                 away = wait
                 continue
@@ -98,13 +130,21 @@ class Popping:
             raise away
         return self._reply(target, ask, parts, now_ms, rest) if parts else None
 
+    def _sources(self, target: PopTarget, ask: Ask) -> tuple[PopSource, ...]:
+        """The queues in the order of a POP; what was popped in order comes again in its place."""
+        if ask.is_ordered:
+            target = target._replace(retries=())
+        return target.in_order(self._config.pop_from_retry_probability)
+
     def peek(self, target: PopTarget, ask: Ask) -> tuple[list[Buffer], int]:
         """Messages that a POP would get, and how many remain. Raises NotReady."""
         buffers: list[Buffer] = []
         count, rest = ask.count, 0
-        for source in target.in_order(self._config.pop_from_retry_probability):
+        now_ms = self._store.clock.now_ms()
+        for source in self._sources(target, ask):
+            queue = self._pops.find(target.wanted.group, source.topic, source.queue_id)
             first = self._next_offset(target, source, ask.init_mode)
-            if count:
+            if count and (queue is None or not is_locked(queue, ask, now_ms)):
                 found = read(source, first, count, BYTES_MAX, self._tags(target, source))
                 buffers += found.buffers
                 count -= len(found.offsets)
@@ -125,7 +165,7 @@ class Popping:
         group = target.wanted.group
         queue = self._pops.find(group, source.topic, source.queue_id)
         if queue is not None:
-            return queue.next_offset
+            return queue.next_offset if queue.batch is None else queue.batch.first_out
         committed = self._offsets.query(group, source.topic, source.queue_id)
         if committed is not None:
             return committed
@@ -148,21 +188,30 @@ class Popping:
         self, target: PopTarget, source: PopSource, queue: PopQueue, ask: Ask, now_ms: int
     ) -> _Part | None:
         tags = self._tags(target, source)
-        found = read(source, queue.next_offset, ask.count, ask.bytes_max, tags)
+        batch = queue.batch
+        first = queue.next_offset if batch is None else batch.first_out
+        found = read(source, first, ask.count, ask.bytes_max, tags)
+        if batch is not None:
+            self._pops.give_back(batch)
         part = None
         if found.offsets:
-            checkpoint = self._pops.take(
-                queue,
-                found.offsets,
-                found.physical_offset,
-                now_ms,
-                ask.invisible_ms,
-                self._revive_qid,
-            )
+            checkpoint = self._out(queue, found, ask, now_ms, batch)
             part = _Part(source, checkpoint, found)
         if found.next_offset != queue.next_offset:
             self._pops.move(queue, found.next_offset)
         return part
+
+    def _out(
+        self, queue: PopQueue, found: Found, ask: Ask, now_ms: int, before: OrderedBatch | None
+    ) -> Checkpoint:
+        """Messages go out. before: the batch that the queue was locked by."""
+        taken = Taken(queue, found.offsets, found.physical_offset, now_ms, ask.invisible_ms)
+        if not ask.is_ordered:
+            return self._pops.take(*taken, self._revive_qid)
+        counts = before.counts_of(found.offsets, ask.attempt_id) if before is not None else None
+        batch = OrderedBatch(taken, Attempt(ask.attempt_id, counts))
+        self._pops.take_in_order(batch)
+        return batch
 
     def _reply(
         self, target: PopTarget, ask: Ask, parts: list[_Part], now_ms: int, rest: int
@@ -179,10 +228,11 @@ class Popping:
         header = PopMessageResponseHeader(
             pop_time=now_ms,
             invisible_time=ask.invisible_ms,
-            revive_qid=self._revive_qid,
+            revive_qid=parts[0].checkpoint.revive_qid,
             rest_num=rest,
             start_offset_info=starts,
             msg_offset_info=messages,
+            order_count_info=encode_order_counts(_counts(parts)) if ask.is_ordered else None,
         )
         return Reply(header, tuple(body), remark="FOUND")
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from headrace_broker.pop.due_times import DueTimes
 from headrace_broker.pop.events import Event, Kind, checkpoint_event, queue_event, unpacked
-from headrace_broker.pop.pop_queue import Checkpoint, Origin, PopQueue, QueueName
+from headrace_broker.pop.pop_queue import (
+    Attempt,
+    Checkpoint,
+    OrderedBatch,
+    Origin,
+    PopQueue,
+    QueueName,
+    Taken,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +37,10 @@ class EventLog(Protocol):
 
 
 class Pops:
-    """All queues that groups pop. out_count: the number of messages that are out."""
+    """All queues that groups pop. out_count: the number of messages that are out.
+
+    ordered_changes: the number of changes of batches since the start.
+    """
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -39,6 +50,7 @@ class Pops:
         self._changed: dict[PopQueue, None] = {}
         self.due = DueTimes()
         self.out_count = 0
+        self.ordered_changes = 0
 
     def __iter__(self) -> Iterator[PopQueue]:
         return iter(self._queues.values())
@@ -88,6 +100,34 @@ class Pops:
         checkpoint = Checkpoint(queue, offsets, physical_offset, pop_time, invisible_ms, revive_qid)
         self._add(checkpoint)
         return checkpoint
+
+    def take_in_order(self, batch: OrderedBatch) -> None:
+        """Messages of a queue of which nothing is out go out in order; ``move`` follows."""
+        self._add(batch)
+        self.ordered_changes += 1
+
+    def settle_in_order(self, batch: OrderedBatch, bits: int) -> None:
+        """Messages that are out in order were acked.
+
+        Its time is due anew: held requests get what follows, or these again.
+        """
+        self.settle(batch, bits)
+        self.due.add(batch, batch.due_ms)
+        self.ordered_changes += 1
+
+    def give_back(self, batch: OrderedBatch) -> None:
+        """The next POP begins at the first message of a batch that is out."""
+        first = batch.first_out
+        self.settle(batch, batch.bits)
+        self.move(batch.queue, first)
+
+    def delay(self, batch: OrderedBatch, offset: int, visible_ms: int) -> None:
+        """A message that is out in order becomes visible at another time."""
+        batch.visible_ms[offset] = visible_ms
+        self.due.add(batch, batch.due_ms)
+        self._log.note(checkpoint_event(batch))
+        self._log.keep(batch)
+        self.ordered_changes += 1
 
     def adopt(self, checkpoint: Checkpoint, due_ms: int) -> None:
         """Messages that another broker gave out are out. due_ms: when they become visible."""
@@ -150,23 +190,16 @@ class Pops:
 
     def _replay(self, kind: int, queue: PopQueue, fields: list, log_end: int) -> None:  # type: ignore[type-arg]
         if kind == Kind.CHECKPOINT:
-            packed, physical_offset, pop_time, invisible_ms, revive_qid, origin, settled = fields
-            offsets = unpacked(packed)
-            known = queue.get((offsets[0], pop_time))
-            if known is not None:  # it was written again
-                self._settle(known, settled & ~known.settled)
+            found = _checkpoint(queue, fields)
+            known = queue.get(found.key)
+            if known is None:
+                self._put(found)
                 return
-            found = Checkpoint(
-                queue,
-                offsets,
-                physical_offset,
-                pop_time,
-                invisible_ms,
-                revive_qid,
-                Origin(origin),
-                settled,
-            )
-            self._put(found)
+            # It was written again.
+            if isinstance(known, OrderedBatch) and isinstance(found, OrderedBatch):
+                known.visible_ms = found.visible_ms
+                self.due.add(known, known.due_ms)
+            self._settle(known, found.settled & ~known.settled)
         elif kind == Kind.MOVE:
             (queue.next_offset,) = fields
         elif kind in {Kind.SETTLE, Kind.REVIVE}:
@@ -237,3 +270,12 @@ class Pops:
         self._changed.pop(queue, None)
         del self._queues[queue.name], self._by_number[queue.number]
         self._log.drop(queue)
+
+
+def _checkpoint(queue: PopQueue, fields: list) -> Checkpoint:  # type: ignore[type-arg]
+    """The checkpoint of ``checkpoint_event``."""
+    packed, physical_offset, pop_time, invisible_ms, revive_qid, origin, settled, *more = fields
+    taken = Taken(queue, unpacked(packed), physical_offset, pop_time, invisible_ms)
+    if origin == Origin.ORDERED:
+        return OrderedBatch(taken, Attempt(*more), settled)
+    return Checkpoint(*taken, revive_qid, Origin(origin), settled)

@@ -13,6 +13,7 @@ from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.pop.acks import check_invisible_time
 from headrace_broker.pop.popping import Ask
 from headrace_broker.pop.targets import Wanted
+from headrace_protocol.bounds import NAME_CHARS_MAX, check_text
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady, RequestError
 from headrace_protocol.pop.headers import (
@@ -164,7 +165,13 @@ class PopProcessor:
         check_invisible_time(self._config, header.invisible_time)
         self.progress.log.check_room()
         count = max(header.max_msg_nums, 1)
-        ask = Ask(count, header.invisible_time, header.init_mode)
+        ask = Ask(
+            count,
+            header.invisible_time,
+            header.init_mode,
+            is_ordered=bool(header.order),
+            attempt_id=header.attempt_id if header.order else None,
+        )
         attempt = partial(self._pop, ask)
         return self._begin(request, target, attempt, wait_ms, _TIMED_OUT, _FULL)
 
@@ -190,11 +197,7 @@ class PopProcessor:
                 ResponseCode.INVALID_PARAMETER,
                 f"initMode {header.init_mode}: expected {INIT_MIN} or {INIT_MAX}",
             )
-        if header.order:
-            raise RequestError(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                "orderly POP is not there yet; consume in order by pulls",
-            )
+        _check_attempt(header)
 
     def _wait_ms(self, born_ms: int, poll_ms: int) -> int | None:
         """How long a request may wait; None if it has waited too long already."""
@@ -287,16 +290,24 @@ class PopProcessor:
         wait_ms = self._wait_ms(header.born_time, header.poll_time)
         if wait_ms is None:
             return _notification(has_message=False)
+        _check_attempt(header)
         wanted = Wanted(
             header.consumer_group, header.topic, header.queue_id, header.exp_type, header.exp
         )
         target = self.targets.find(request, wanted)
         nothing = _notification(has_message=False)
         full = _notification(has_message=False, is_full=True)
-        return self._begin(request, target, self._look, wait_ms, nothing, full)
+        ask = Ask(
+            1,
+            0,
+            INIT_MIN,
+            is_ordered=bool(header.order),
+            attempt_id=header.attempt_id if header.order else None,
+        )
+        return self._begin(request, target, partial(self._look, ask), wait_ms, nothing, full)
 
-    def _look(self, target: PopTarget) -> Reply | None:
-        buffers, _ = self._popping.peek(target, Ask(1, 0, INIT_MIN))
+    def _look(self, ask: Ask, target: PopTarget) -> Reply | None:
+        buffers, _ = self._popping.peek(target, ask)
         return _notification(has_message=True) if buffers else None
 
     def polling_info(self, request: Request) -> Reply:
@@ -304,6 +315,12 @@ class PopProcessor:
         header = request.header(PollingInfoHeader)
         count = self._held.get((header.consumer_group, header.topic, header.queue_id), 0)
         return Reply(PollingInfoResponseHeader(polling_num=count))
+
+
+def _check_attempt(header: PopMessageHeader | NotificationHeader) -> None:
+    """Raise OutOfBounds for the name of an attempt that no client gives."""
+    if header.attempt_id is not None:
+        check_text("attemptId", header.attempt_id, NAME_CHARS_MAX)
 
 
 def _notification(*, has_message: bool, is_full: bool = False) -> Reply:

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from headrace_broker.inner.writer import RETRY_S, InnerMessage
-from headrace_broker.pop.pop_queue import Origin
+from headrace_broker.pop.pop_queue import OrderedBatch, Origin
 from headrace_broker.pop.recovery import SOURCE
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
@@ -117,12 +117,21 @@ class Revive:
                     self._pops.due.add(checkpoint, checkpoint.due_ms)
 
     async def _revive(self, checkpoint: Checkpoint) -> None:
+        if isinstance(checkpoint, OrderedBatch):
+            self._unlock(checkpoint)
+            return
         try:
             await self._store_again(checkpoint)
         except (RequestError, OSError) as error:
             self._note_failure(checkpoint, error)
         else:
             self._failures.pop(checkpoint, None)
+
+    def _unlock(self, batch: OrderedBatch) -> None:
+        """A queue is locked no more: its messages come again in their places."""
+        _, topic, queue_id = batch.queue.name
+        if (queue := self._store.find_queue(topic, queue_id)) is not None:
+            self._long_polling.arrived([queue])
 
     def _note_failure(self, checkpoint: Checkpoint, error: Exception) -> None:
         failures = self._failures[checkpoint] = self._failures.get(checkpoint, 0) + 1

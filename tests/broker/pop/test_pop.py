@@ -91,7 +91,7 @@ def test_a_sql_filter_chooses_messages(broker: PopBroker) -> None:
         ({"invisible_time": -1}, ResponseCode.INVALID_PARAMETER),
         ({"invisible_time": 2**63 - 1}, ResponseCode.INVALID_PARAMETER),
         ({"init_mode": 2}, ResponseCode.INVALID_PARAMETER),
-        ({"order": True}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+        ({"order": True, "attempt_id": "a" * 256}, ResponseCode.INVALID_PARAMETER),
     ],
 )
 def test_bad_pops_are_refused(broker: PopBroker, fields: dict[str, Any], code: int) -> None:
