@@ -82,6 +82,12 @@ def unwrap_record(record: Buffer) -> list[bytes]:
     return _records(message) if message.sys_flag & INNER_BATCH else [bytes(record)]
 
 
+def is_batch(record: Buffer) -> bool:
+    """True if a record holds a batch; looks at its flags only."""
+    (sys_flag,) = _INT.unpack_from(record, SYS_FLAG_AT)
+    return bool(sys_flag & INNER_BATCH)
+
+
 def unwrap_messages(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
     """Messages with those of batches in place of these. Raises CorruptRecord as ``unwrap``."""
     found: list[StoredMessage] = []

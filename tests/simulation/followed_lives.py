@@ -73,6 +73,8 @@ class FollowedLives(StoreLives):
     name = "store with a follower"
     constants = ((read_block, "__defaults__", (LIMITS,)),)
     life_type = FollowedLife
+    # Followers leave batches out.
+    topics_of_batches: tuple[tuple[str, ...], ...] = ((),)
 
     def live_calmly(self, *works: Callable[[StoreLife], object]) -> None:
         super().live_calmly(*works, self.copy_rest)

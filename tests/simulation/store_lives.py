@@ -450,16 +450,18 @@ class StoreLives(Lives[StoreLife]):
     """A directory, what was appended to it, and what happened to it.
 
     is_on: the store is what a killed process left in memory, not what a disk kept.
+    topics_of_batches: the choices of topics that keep batches as they come.
     """
 
     name = "store alone"
     step_counts = range(60)
     life_type: type[StoreLife] = StoreLife
+    topics_of_batches: tuple[tuple[str, ...], ...] = ((), (), TOPICS[1:], TOPICS)
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.settings = random_settings(self.root, self.rng)
-        self.batch_topics = self.rng.choice(((), (), TOPICS[1:], TOPICS))
+        self.batch_topics = self.rng.choice(self.topics_of_batches)
         self.appended = Appended(consumed=dict.fromkeys(random_queues(self.rng), 0))
         self.shown_from: dict[Name, int] = {}
         self.limits: dict[str, TopicLimit] = {}

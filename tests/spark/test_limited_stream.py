@@ -403,17 +403,23 @@ def test_a_checkpoint_of_another_topic_is_named(
 
 
 def test_sql_that_a_broker_does_not_evaluate_is_refused_when_a_query_goes_on(
-    reader: Readers, producer: blocking.Producer
+    reader: Readers,
+    mq: Embedded,
+    admin: blocking.Admin,
+    producer: blocking.Producer,
+    tmp_path: Path,
 ) -> None:
-    producer.send_many([b"x"] * 2, topic="goes-on")
-    unfiltered = reader("goes-on", starting="earliest")
-    start = unfiltered.initialOffset()
-    end = unfiltered.latestOffset(start, EVERYTHING)
-    filtered = reader("goes-on", filter="a > 3")
-    with pytest.raises(OptionError, match="option filter='a > 3'"):
-        filtered.latestOffset(start, EVERYTHING)
-    with pytest.raises(OptionError, match="option filter='a > 3'"):
-        filtered.partitions(start, end)
+    with broker(mq, tmp_path, "no-sql", enable_property_filter=False):
+        admin.create_topic("goes-on", queues=1, broker="no-sql")
+        producer.send_many([b"x"] * 2, topic="goes-on")
+        unfiltered = reader("goes-on", starting="earliest")
+        start = unfiltered.initialOffset()
+        end = unfiltered.latestOffset(start, EVERYTHING)
+        filtered = reader("goes-on", filter="a > 3")
+        with pytest.raises(OptionError, match="option filter='a > 3'"):
+            filtered.latestOffset(start, EVERYTHING)
+        with pytest.raises(OptionError, match="option filter='a > 3'"):
+            filtered.partitions(start, end)
 
 
 def test_a_new_query_says_at_once_what_is_wrong(reader: Readers) -> None:

@@ -237,9 +237,11 @@ def test_predicates_narrow_what_is_read(cluster: Cluster, producer: blocking.Pro
 
 
 def test_sql_that_a_broker_does_not_evaluate_is_refused_at_plan_time(
-    mq: Embedded, producer: blocking.Producer
+    mq: Embedded, admin: blocking.Admin, producer: blocking.Producer, tmp_path: Path
 ) -> None:
-    producer.send_many([b"x"], topic="sql")
-    source = HeadraceSource({"nameserver": mq.nameserver, "topic": "sql", "filter": "a > 3"})
-    with pytest.raises(OptionError, match=r"option filter='a > 3'.*does not support.*SQL92"):
-        source.reader(source.schema()).partitions()
+    with broker(mq, tmp_path, "no-sql", enable_property_filter=False):
+        admin.create_topic("sql", queues=1, broker="no-sql")
+        producer.send_many([b"x"], topic="sql")
+        source = HeadraceSource({"nameserver": mq.nameserver, "topic": "sql", "filter": "a > 3"})
+        with pytest.raises(OptionError, match=r"option filter='a > 3'.*does not support.*SQL92"):
+            source.reader(source.schema()).partitions()

@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, object] = {
     "OSError": OSError(28, "No space left on device"),
     "list[str]": ["one", "two"],
     "BrokerConfig": BrokerConfig(),
+    "bool": True,
     "Caller": LOOKUPS,
     "AccessDenied": AccessDenied(16, "no permission", "localhost:9876", 10),
     "HeadraceError": REFUSED,
@@ -72,6 +73,8 @@ ARGUMENTS: dict[str, object] = {
     "Sequence[tuple[Any, HeadraceError]]": [(Message("t", b"x"), REFUSED)],
     "list[Unread]": [Unread(QUEUE, "g", 3)],
 }
+
+NAMED = inspect.Parameter.KEYWORD_ONLY
 
 
 def error_classes() -> Iterator[type[BaseException]]:
@@ -91,8 +94,9 @@ def example(kind: type[BaseException]) -> BaseException:
     if not inspect.isfunction(kind.__init__):
         return kind("text")
     parameters = inspect.signature(kind).parameters.values()
-    required = [each.annotation for each in parameters if each.default is each.empty]
-    return kind(*(ARGUMENTS[annotation] for annotation in required))
+    required = [each for each in parameters if each.default is each.empty]
+    named = {each.name: ARGUMENTS[each.annotation] for each in required if each.kind is NAMED}
+    return kind(*(ARGUMENTS[e.annotation] for e in required if e.kind is not NAMED), **named)
 
 
 def facts(error: BaseException) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from headrace_broker.metrics.table import REPLIES
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.headers import (
@@ -72,6 +71,8 @@ class ReplyProcessor:
 
     async def collect(self, samples: Samples) -> None:
         """Count the replies by their outcome."""
+        from headrace_broker.metrics.table import REPLIES
+
         for outcome, count in self._outcomes.items():
             samples.add(REPLIES, count, outcome)
 

@@ -9,7 +9,7 @@ from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.inner_batch import unwrap_messages
+from headrace_protocol.inner_batch import is_batch, unwrap_messages
 from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.message import INNER_BATCH, TAGS, UNIQ_KEY, decode_record
 
@@ -64,6 +64,8 @@ class WantedMessages(NamedTuple):
 
         All of them if the batch itself has the key, such as the id that its producer got.
         """
+        if not is_batch(record):
+            return [record]
         message = decode_record(record)
         inner = _inner_messages(message)
         if not inner:

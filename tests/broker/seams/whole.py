@@ -47,7 +47,7 @@ PROPERTY: Final = "DRAWER"
 DRAWER: Final = "Drawer"
 LOCKED: Final = "the drawer is locked"
 # A request that no broker of headrace serves.
-LOOK_INTO: Final = RequestCode.GET_BROKER_HA_STATUS
+LOOK_INTO: Final = RequestCode.EXCHANGE_BROKER_HA_INFO
 IN_DRAWER: Final = Metric("feature_in_drawer", "gauge", "Messages in the drawer")
 _POLL_S: Final = 0.01
 
