@@ -248,7 +248,8 @@ class PopLog:
         """
         for path in self._paths():
             data = read_file(path)
-            if data[: len(_MAGIC)] not in {_MAGIC, bytes(len(_MAGIC)), b""}:
+            # A power cut may have kept a part of it.
+            if any(byte not in {0, of_magic} for byte, of_magic in zip(data, _MAGIC, strict=False)):
                 raise StoreFormatError(path, "is no log of pops", "move it out of the store folder")
             end = yield from self._read_file(data)
             self._first_number = int(path.name) + 1

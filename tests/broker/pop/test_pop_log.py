@@ -191,6 +191,17 @@ def test_a_frame_that_is_torn_ends_the_log(tmp_path: Path, broker: PopBroker) ->
     assert again.pop_parts.pops.out_count == 2
 
 
+@pytest.mark.parametrize("kept", [b"", bytes(8), b"HRPOP\0\0\0", b"\0\0POP\0\0\1"])
+def test_a_file_whose_beginning_a_power_cut_took_is_empty(
+    tmp_path: Path, broker: PopBroker, kept: bytes
+) -> None:
+    popped(broker, 3)
+    crash(broker.store)
+    (tmp_path / "store/pop/00000000000000000009").write_bytes(kept.ljust(4096, b"\0"))
+    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    assert again.pop_parts.pops.out_count == 3
+
+
 def test_a_file_that_is_not_of_the_log_is_refused(tmp_path: Path, broker: PopBroker) -> None:
     popped(broker, 1)
     crash(broker.store)
