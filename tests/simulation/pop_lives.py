@@ -120,7 +120,9 @@ class PopLife(WaitingLife):
             self.broker.create_topic(TOPIC, QUEUES)
         self.broker.groups.put(SubscriptionGroupConfig(group_name=GROUP, retry_max_times=1000))
         if self.lives.has_lost:
-            self.pops.forget_lost({message.body for message in self.log().messages})
+            # The end of a record may be lost, and with it its topic.
+            known = [each for each in self.log().messages if each.topic.endswith((TOPIC, DEAD))]
+            self.pops.forget_lost({message.body for message in known})
         self.lives.has_lost = False
 
     @property
