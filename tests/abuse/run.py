@@ -90,6 +90,9 @@ class Innocent:
         offset = sent.ext()["queueOffset"]
         self._ask("pull", self.broker, 11, pull_fields(topic=TOPIC, queueOffset=offset))
         self._ask("offset", self.broker, 30, queue_fields(topic=TOPIC))
+        # POP has tasks from its first request on.
+        asked = pull_fields(topic=TOPIC, pollTime=0, bornTime=0)
+        self._ask("notification", self.broker, 200054, asked)
         self._ask("route", self.nameserver, 105, {"topic": TOPIC})
 
     def _ask(

@@ -127,8 +127,8 @@ def test_mqadmin_manages_users(secured: Secured, mqadmin: Console) -> None:
     made = ask(mqadmin, secured, "createUser", "-u", "alice", "-p", "alicepw", "-t", "Normal")
     assert "create user to" in made, made
     assert "success" in made, made
-    # Passwords are never given out.
-    user = ["alice", "null", "Normal", "enable"]
+    # To a Super user over TLS, since authExportEnable is on.
+    user = ["alice", "alicepw", "Normal", "enable"]
     assert table(ask(mqadmin, secured, "getUser", "-u", "alice")) == [user]
     changed = ask(mqadmin, secured, "updateUser", "-u", "alice", "-s", "disable")
     assert "success" in changed, changed
