@@ -354,13 +354,13 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
 
     # -- traces of clients
     trace_topic_enable: bool = _setting(
-        False, "Make the topic into which clients write their traces."
+        False, "Create msgTraceTopicName, the topic of message traces, at the start."
     )
-    msg_trace_topic_name: str = _setting(TRACE_TOPIC, "Name of that topic.")
+    msg_trace_topic_name: str = _setting(TRACE_TOPIC, "Name of the topic of message traces.")
 
     # -- requests between clients
     store_reply_message_enable: bool = _setting(
-        True, "Replies are stored as well as passed on.", reloadable=True
+        True, "Store replies to requests between clients, as well as pass them on.", reloadable=True
     )
 
     # -- transactions

@@ -50,7 +50,7 @@ class Host(bytes):
 
 
 class Makers:
-    """Notes who makes topics and groups. This one doesn't; ``quotas/owners.py`` does."""
+    """Notes the makers of topics and groups. See ``quotas/owners.py``; this one ignores them."""
 
     def check(self, kind: Made, count: int) -> None:
         """Raise RequestError if the client of the request may not make so many."""

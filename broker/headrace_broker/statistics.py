@@ -105,7 +105,7 @@ class History:
                 samples.append((now, counter.count, counter.body_bytes))
 
     def sums(self, window_s: float, counter: Counter, now: float) -> Sums:
-        """What the last ``window_s`` seconds have seen, at most a day."""
+        """Messages and bytes of the last ``window_s`` seconds, at most a day."""
         samples = self._samples[bisect_left(WINDOWS_S, window_s)]
         start, count, body_bytes = samples[0]
         for sample in samples:
@@ -203,7 +203,7 @@ class BrokerStatistics:
         return " ".join(f"{rate:.2f}" for rate in rates)
 
     def sums(self, counter: Counter, window_s: float) -> Sums:
-        """What a counter has seen in the last ``window_s`` seconds, at most a day."""
+        """Messages and bytes of a counter in the last ``window_s`` seconds, at most a day."""
         history = self.histories.get(counter)
         if history is None:
             return Sums(0, 0, 1.0)

@@ -47,7 +47,7 @@ class Account(NamedTuple):
         return self.token_file is not None or callable(self.token)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of a client, with the password as this process finds it."""
+        """Keyword arguments for a client, with the password as this process finds it."""
         return self.credentials()._asdict() if self.user else {"token_file": self.token_file}
 
     def find(self) -> Credentials | Token:

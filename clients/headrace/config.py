@@ -297,7 +297,7 @@ def resolve_trace(options: ConnectOptions) -> str | None:
 
 
 def _switch(variable: str) -> bool | None:
-    """What an environment variable switches on or off; None if it is not set."""
+    """The value of a switch in the environment; None if it is not set."""
     word = os.environ.get(variable, "").lower()
     if word not in _WORDS:
         raise ConfigurationError(f"{variable}={word}: expected 1 or 0")

@@ -140,7 +140,7 @@ class ClientInstance:
         self._connecting: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._routes: dict[str, TopicRoute] = {}
         self._fetching: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        # What observes its messages from its start on, if anything does.
+        # Observer of its messages, if there is one.
         self.tracing: Tracing | None = None
         self.trace_topic = resolve_trace(how or {})
         self.traces: MessageTraces | None = None

@@ -1,4 +1,4 @@
-"""What observes a client's messages, if anything does: OpenTelemetry, RocketMQ's message trace.
+"""Observers of a client's messages: OpenTelemetry and RocketMQ's message trace.
 
 Does not load either.
 """

@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 # Properties of a message that tell what its body is.
 _TYPE, _VERSION = "type", "version"
 
-# What to do with a message that is no value of its topic's model.
+# Handler of messages that are not values of their topic's model.
 OnBad = Callable[[InvalidValue, "ReceivedMessage"], Awaitable[None] | None]
 
 
@@ -142,7 +142,7 @@ class Typed(NamedTuple):
         return topic.read(message)
 
     def settle(self, error: InvalidValue, message: ReceivedMessage) -> Awaitable[None] | None:
-        """Do with a message what is to be done with one that is no value; to be awaited."""
+        """Dispose of a message that is not a value of its model; await the result."""
         if self.on_bad is not None:
             return self.on_bad(error, message)
         return message.reject() if self.rejects else message.retry()

@@ -33,7 +33,7 @@ class Edit(NamedTuple, Generic[Key, Value]):
     value: Value | None
 
 
-# What a change makes of all entries; None if it changes nothing. Raises what its request fails for.
+# Returns the edit that a change amounts to; None for no change. Raises the error of its request.
 Change = Callable[[Mapping[Key, Value]], Edit[Key, Value] | None]
 
 

@@ -46,7 +46,7 @@ class BatchItems:
 
     @property
     def properties_starts(self) -> Array:
-        """Where the properties of each item begin, behind their length."""
+        """Positions of the properties of each item, after their length."""
         starts: Array = self._properties_at + _SHORT.itemsize
         return starts
 

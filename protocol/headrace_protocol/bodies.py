@@ -487,7 +487,7 @@ class ResetOffsetBody(Body):
 
 
 class DirectResult(Body):
-    """What became of a message that a member processed again: the answer to 309.
+    """The outcome of a message that a member processed again: the answer to 309.
 
     consume_result: CR_SUCCESS, CR_LATER, CR_ROLLBACK, CR_COMMIT, CR_THROW_EXCEPTION or
     CR_RETURN_NULL.

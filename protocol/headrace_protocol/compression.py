@@ -173,7 +173,7 @@ def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
 
 
 def _check_declared(name: str, stored_body: bytes, declared: int, bytes_max: int) -> None:
-    """Raise BodyTooLarge for a frame that says itself that it reaches ``bytes_max``."""
+    """Raise BodyTooLarge for a frame whose declared size reaches ``bytes_max``."""
     if declared >= bytes_max:
         raise BodyTooLarge(name, len(stored_body), bytes_max - 1)
 

@@ -66,7 +66,7 @@ class SignedFields(msgspec.Struct, gc=False, kw_only=True, forbid_unknown_fields
     n: str = ""
 
     def text(self) -> str:
-        """What ``rights.signature.signed_text`` says of them."""
+        """The signed text of the fields, as ``rights.signature.signed_text``."""
         return "".join(
             (
                 *(self.access_key, self.security_token),

@@ -87,7 +87,7 @@ LIMITS: Final[dict[Of, tuple[str, ...]]] = {
     "topic": RATES,
     "group": ("requests", "bytes_out", "cpu"),
 }
-# Of users; the others are about what only brokers have.
+# Limits of users at nameservers; the others are about what only brokers have.
 NAMESERVER_LIMITS: Final = (*RATES, "connections")
 
 

@@ -29,7 +29,7 @@ UNDELIVERED_TOPIC: Final = "rmq_sys_undelivered"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
-# What clients that trace write about their messages.
+# Topic into which clients write their message traces.
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 
 # Further topics that no client may send to.

@@ -15,7 +15,7 @@ from headrace_protocol.message import decimal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of a message of the trace topic, as RocketMQ's clients limit it.
+# Maximum body of a message in the trace topic, as in RocketMQ's clients.
 BODY_BYTES_MAX: Final = 128_000
 
 _REGION: Final = "DefaultRegion"

@@ -44,7 +44,7 @@ class RequestModes:
         self.saved = SavedFile(file, self._snapshot)
 
     def get(self, topic: str, group: str) -> Mode:
-        """How a group reads a topic; retry topics are always pulled."""
+        """The mode in which a group reads a topic; PULL for retry topics."""
         if topic.startswith(RETRY_PREFIX):
             return Mode(topic=topic, consumer_group=group)
         mode = self._modes.get(topic, {}).get(group)

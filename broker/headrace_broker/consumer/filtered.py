@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 READ_S: Final = 0.002
 _BLOCK_RECORDS_MAX: Final = 2048
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-# Records that are judged ahead of a reader whom fewer would do, and remembered.
+# Records judged ahead of a reader that wants fewer; the results are kept for its next reads.
 _AHEAD_RECORDS: Final = 512
-# What a block costs whatever its size, and the first guess for a record and a condition.
+# Fixed cost of a block, and first estimates of the cost of a record and of a condition.
 _BLOCK_S: Final = 0.0003
 _RECORD_S: Final = 1e-6
 _OPERAND_S: Final = 0.5e-6
@@ -47,14 +47,14 @@ class _Block(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What is known of the records from ``first`` up to ``end``: the offsets that pass."""
+    """Offsets that pass among the judged ones, from ``first`` to before ``end``."""
 
     first: int
     end: int
     passing: Array
 
     def mask(self, offsets: Array) -> Array | None:
-        """Which of the records pass; None unless all have been judged."""
+        """A mask of the records that pass; None unless all have been judged."""
         if not self.first <= offsets[0] or not offsets[-1] < self.end:
             return None
         if not len(self.passing):
@@ -132,7 +132,7 @@ class FilteredReader:
         self._expression = expression
         self._policy = policy
         self._now_s = now_s
-        # What the last reads took for a record, and the share of records that passed.
+        # Measured by the last reads: seconds per record, and the share of records that passed.
         self._record_s = _RECORD_S + _OPERAND_S * expression.operand_count
         self._share = 1.0
         self._judged = _NOTHING

@@ -115,7 +115,7 @@ class _Members:
         return member
 
     def heard_ms(self, group: str, channel: Channel) -> int:
-        """When the last heartbeat of a member came; 0 for a client that is none."""
+        """Time of a member's last heartbeat; 0 for a client that is not a member."""
         return self._heartbeat_ms.get((group, channel), 0)
 
     def groups_of(self, channel: Channel) -> list[str]:

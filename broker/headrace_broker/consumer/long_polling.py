@@ -75,7 +75,7 @@ class HeldRequest:
         raise NotImplementedError
 
     def released(self) -> None:
-        """Called when it waits no more, before it is answered at its deadline."""
+        """Called when it stops waiting, before the answer at its deadline."""
 
     def apply(self, event: Event) -> State:
         """Enter the next state. Raises KeyError if ``event`` can't happen in this one."""

@@ -53,7 +53,7 @@ class AckProcessor:
         self._progress = progress
 
     def functions(self) -> dict[int, RequestFunction]:
-        """What serves each code."""
+        """The function that serves each code."""
         return {
             RequestCode.ACK_MESSAGE: self.ack,
             RequestCode.BATCH_ACK_MESSAGE: self.ack_batch,
@@ -61,7 +61,7 @@ class AckProcessor:
         }
 
     def ack(self, request: Request) -> Reply | None:
-        """ACK_MESSAGE: a message is out no more; of one that is not out already, nothing."""
+        """ACK_MESSAGE: settle a message; no effect on one that is not out."""
         header = request.header(AckMessageHeader)
         self._progress.log.check_room()
         checkpoint = self._named(header)
@@ -89,8 +89,8 @@ class AckProcessor:
         if checkpoint is None or not checkpoint.bit(header.offset):
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
-                f"message {header.offset} of {header.topic} queue {header.queue_id} is out no "
-                f"more for group {header.consumer_group}: it was acknowledged, or its time is over",
+                f"message {header.offset} of {header.topic} queue {header.queue_id} is no longer "
+                f"out for group {header.consumer_group}: it was acknowledged, or its time is over",
             )
         changed = self._changed(checkpoint, header)
         return self._progress.reply(request, Reply(changed))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from headrace_broker.pop.pop_queue import Checkpoint
 
-# What is due within one is looked at together, at its end.
+# Checkpoints that are due within one tick are handled together, at its end.
 TICK_MS: Final = 20
 
 

@@ -1,4 +1,4 @@
-"""What happens to messages that are popped, as the log of pops has it.
+"""Events of popped messages, as the log of pops stores them.
 
 An event is an array of numbers and names whose first is its kind; a frame of the log is an array of
 events. ``Pops`` makes and replays them.

@@ -100,7 +100,7 @@ class OrderInfos:
             offsets = _offsets(info)
         except (ValueError, msgspec.MsgspecError) as error:
             log.error(
-                "an entry of consumerOrderInfo.json says nothing",
+                "entry of consumerOrderInfo.json is malformed; ignoring it",
                 group=group,
                 topic=topic,
                 queue_id=queue_id,

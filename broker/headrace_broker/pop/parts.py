@@ -87,7 +87,7 @@ class PopParts:
         core.serving.frames.add_turn_end(self.progress.write_out)
 
     def _moved(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> None:
-        """Somebody has moved or deleted the offset of a group."""
+        """Follow a group's offset that something else has moved or deleted."""
         if queue_id is None:
             queues = self.pops.queues_of(group, topic)
         else:

@@ -128,7 +128,7 @@ class PeerPops:
         except (ValueError, msgspec.MsgspecError) as error:
             self.unreadable += 1
             log.error(
-                "a message of the revive topic says nothing",
+                "message of the revive topic is malformed; ignoring it",
                 queue_id=message.queue_id,
                 queue_offset=message.queue_offset,
                 reason=str(error),

@@ -47,7 +47,7 @@ _SPARE_FILES: Final = 4
 _MOVED_MIN: Final = 8
 _DIGITS: Final = 20
 _SNAPSHOT_EVENTS: Final = 4096
-# What a start reads of the CommitLog at most, about.
+# Approximate maximum that a start reads of the CommitLog.
 _LOG_BYTES_MAX: Final = 64 << 20
 
 

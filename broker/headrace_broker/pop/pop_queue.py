@@ -1,4 +1,4 @@
-"""What a group has taken from one queue, and what of it is out."""
+"""The messages that a group has out of one queue, and its progress there."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class QueueName(NamedTuple):
 
 
 class Origin(IntEnum):
-    """How messages came to be out: by a POP, by another time for one of them, or given back.
+    """The cause of a checkpoint: a POP, a changed time of one message, or its return.
 
-    What is given back counts no attempt when it becomes visible. ORDERED: by an orderly POP.
+    A returned message counts no attempt when it becomes visible. ORDERED: by an orderly POP.
     """
 
     TAKEN = 0
@@ -139,7 +139,7 @@ class Taken(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """What an orderly POP makes of them; see ``OrderedBatch``."""
+    """The fields that an orderly POP adds to ``Taken``; see ``OrderedBatch``."""
 
     attempt_id: str | None
     counts: Mapping[int, int] | None = None
@@ -190,9 +190,9 @@ class PopQueue:
         self.number = number
         self.next_offset = next_offset
         self.segment = -1
-        # Those of POPs, by ascending offsets. An OrderedDict finds its first at once.
+        # Checkpoints of POPs, by ascending offsets. An OrderedDict finds its first at once.
         self._taken: OrderedDict[Key, Checkpoint] = OrderedDict()
-        # Those of messages that got another time, and a heap of their names.
+        # Checkpoints of messages whose time was changed, and a heap of their keys.
         self._extended: dict[Key, Checkpoint] = {}
         self._lowest: list[Key] = []
 
@@ -201,7 +201,7 @@ class PopQueue:
 
     @property
     def batch(self) -> OrderedBatch | None:
-        """What an orderly POP has taken, if any of it is out."""
+        """The batch of an orderly POP, if any of its messages is out."""
         first = next(iter(self._taken.values()), None)
         return first if isinstance(first, OrderedBatch) else None
 

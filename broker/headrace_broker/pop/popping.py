@@ -50,14 +50,14 @@ class Ask(NamedTuple):
         return self.count > 0 and self.bytes_max > 0
 
     def after(self, found: Found) -> Ask:
-        """What is left to ask for."""
+        """The ask less the messages that were found."""
         return self._replace(
             count=self.count - len(found.offsets), bytes_max=self.bytes_max - found.body_bytes
         )
 
 
 class _Part(NamedTuple):
-    """What an answer has from one queue."""
+    """The messages of an answer that come from one queue."""
 
     source: PopSource
     checkpoint: Checkpoint
@@ -65,7 +65,7 @@ class _Part(NamedTuple):
 
 
 def is_locked(queue: PopQueue, ask: Ask, now_ms: int) -> bool:
-    """True if a POP must not take messages of a queue, since of some others the order is kept."""
+    """True if a POP must skip a queue to keep the order of messages that are out."""
     batch = queue.batch
     if batch is None:
         return ask.is_ordered and len(queue) > 0
@@ -161,7 +161,7 @@ class Popping:
         return queue
 
     def _next_offset(self, target: PopTarget, source: PopSource, init_mode: int) -> int:
-        """Where a POP of a queue begins. Raises NotReady."""
+        """The offset at which a POP of a queue begins. Raises NotReady."""
         group = target.wanted.group
         queue = self._pops.find(group, source.topic, source.queue_id)
         if queue is not None:
@@ -204,7 +204,7 @@ class Popping:
     def _out(
         self, queue: PopQueue, found: Found, ask: Ask, now_ms: int, before: OrderedBatch | None
     ) -> Checkpoint:
-        """Messages go out. before: the batch that the queue was locked by."""
+        """Record messages as out. before: the batch that had locked the queue."""
         taken = Taken(queue, found.offsets, found.physical_offset, now_ms, ask.invisible_ms)
         if not ask.is_ordered:
             return self._pops.take(*taken, self._revive_qid)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EventLog(Protocol):
-    """Where events go."""
+    """Stores events, and the state that they leave."""
 
     def note(self, event: Event) -> None:
         """Write an event with the next frame."""

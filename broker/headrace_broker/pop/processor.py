@@ -76,7 +76,7 @@ class _HeldPop(HeldRequest):
 
     @property
     def wanted(self) -> Wanted:
-        """What it waits for."""
+        """The queues that it waits for, as the client named them."""
         return self._target.wanted
 
     def released(self) -> None:
@@ -143,7 +143,7 @@ class PopProcessor:
         self._held_count = 0
 
     def functions(self) -> dict[int, RequestFunction]:
-        """What serves each code."""
+        """The function that serves each code."""
         return {
             RequestCode.POP_MESSAGE: self.pop,
             RequestCode.PEEK_MESSAGE: self.peek,
@@ -200,7 +200,7 @@ class PopProcessor:
         _check_attempt(header)
 
     def _wait_ms(self, born_ms: int, poll_ms: int) -> int | None:
-        """How long a request may wait; None if it has waited too long already."""
+        """Milliseconds for which a request may wait; None if it came too late."""
         now_ms = self._clock.now_ms()
         # A client that does not poll sends no time.
         left_ms = (born_ms or now_ms) + poll_ms - now_ms
@@ -256,7 +256,7 @@ class PopProcessor:
             self._held_count += 1
 
     def released(self, held: _HeldPop) -> None:
-        """Note that a held request waits no more."""
+        """Note that a held request no longer waits."""
         name = held.wanted[:3]
         self._held_count -= 1
         self._held[name] -= 1

@@ -1,4 +1,4 @@
-"""What follows on changes of what is out: the log of pops, the groups' offsets, and the answers."""
+"""Persists changes by pops: the log of pops, the groups' offsets, and answers that wait for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PopProgress:
         return None
 
     def save_problem(self) -> OSError | None:
-        """Why offsets must not be saved: what they count may be lost."""
+        """The reason not to save offsets, whose messages may be lost; None if there is none."""
         life = self._store.commit_log.life
         return None if life.is_writable else OSError(f"offsets of pops not saved: {life.refusal}")
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer
     from headrace_protocol.message import StoredMessage
 
-# Of one answer, as in pulls.
+# Maximum size of one answer, as in pulls.
 BYTES_MAX: Final = 256 * 1024
-# For units that a filter rejects.
+# Time limit for passing units that a filter rejects.
 _SCAN_S: Final = 0.002
 _SIZE: Final = struct.Struct(">i")
 _OFFSETS: Final = struct.Struct(">qq")

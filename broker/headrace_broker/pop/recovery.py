@@ -1,4 +1,4 @@
-"""What the log of pops says, brought in line with the store that a start found."""
+"""Brings the pops of the log in line with the store at a start."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import RecordColumns
 
 
-# Of a message that is stored again: where it was in the CommitLog.
+# Property of a message that is stored again: its former physical offset.
 SOURCE: Final = b"POP_SOURCE"
 
 
 def note_sources(sources: set[int], records: RecordColumns) -> None:
-    """Note which messages these records of the CommitLog take the places of.
+    """Note the physical offsets of messages that these records of the CommitLog replace.
 
     A power cut may have taken the events that say so.
     """
@@ -59,7 +59,7 @@ def bring_in_line(
 
 
 class _Line(NamedTuple):
-    """What may be out of a queue: from ``low`` to before ``end``, if its topic was there before."""
+    """Offsets of a queue that may be out: ``low`` to before ``end``, popped after ``made_at``."""
 
     source: Source
     low: int

@@ -128,7 +128,7 @@ class Revive:
             self._failures.pop(checkpoint, None)
 
     def _unlock(self, batch: OrderedBatch) -> None:
-        """A queue is locked no more: its messages come again in their places."""
+        """Retry requests at a queue whose lock has ended: its messages come again in place."""
         _, topic, queue_id = batch.queue.name
         if (queue := self._store.find_queue(topic, queue_id)) is not None:
             self._long_polling.arrived([queue])

@@ -1,4 +1,4 @@
-"""What Apache's broker left in its revive topic."""
+"""Unread queues of the revive topic of Apache's broker."""
 
 from __future__ import annotations
 

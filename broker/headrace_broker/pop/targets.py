@@ -45,7 +45,7 @@ class PopSource(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a client asks for, as far as it finds the queues."""
+    """The fields of a request that select its queues."""
 
     group: str
     topic: str
@@ -64,7 +64,7 @@ class PopTarget(NamedTuple):
 
     @property
     def queues(self) -> tuple[StoreQueue, ...]:
-        """Where it waits."""
+        """The queues at which a held request waits."""
         return tuple(each.queue for each in (*self.retries, *self.sources))
 
     def in_order(self, retries_percent: int) -> tuple[PopSource, ...]:
@@ -90,7 +90,7 @@ class PopTargets:
         self._change: tuple[object, ...] = ()
 
     def find(self, request: Request, wanted: Wanted) -> PopTarget:
-        """What a request reads. Raises RequestError, in the peer's order."""
+        """The target of a request. Raises RequestError, in the peer's order of checks."""
         change = (
             self._topics.change_count,
             self._groups.change_count,

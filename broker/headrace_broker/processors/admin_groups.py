@@ -199,12 +199,8 @@ class AdminGroupsProcessor:
             for name in sorted(await visible_topics(request, names, str))
             if (topic := self._topics.get(name)) and self._is_subscribed(group, name)
         ]
-        rows = [
-            await ready(partial(self._positions, group, topic, queue_id))
-            for topic in topics
-            for queue_id in range(topic.read_queue_nums)
-        ]
-        table = await fastjson.dumps_sliced(row for row in drained(rows) if row is not None)
+        rows = [row for topic in topics for row in await self._rows_of(group, topic)]
+        table = await fastjson.dumps_sliced(drained(rows))
         consume_tps = sum(self._statistics.group_rate(group, t.topic_name) for t in topics)
         return Reply(
             body=fastjson.dumps_parts({"consumeTps": float(consume_tps), "offsetTable": table})
@@ -223,7 +219,7 @@ class AdminGroupsProcessor:
                     rows = await self._rows_of(group, topic)
                     total += sum(each.broker_offset - each.consumer_offset for _, each in rows)
                     rate = float(self._statistics.group_rate(group, name))
-                    table = await fastjson.dumps_sliced(rows)
+                    table = await fastjson.dumps_sliced(drained(rows))
                     stats.append({"consumeTps": rate, "offsetTable": table})
             if stats:
                 found.append({group: stats})

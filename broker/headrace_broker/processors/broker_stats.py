@@ -1,4 +1,4 @@
-"""What mqadmin and dashboards ask about a broker: 305, 306, 315, 316, 907, 2004, 5001.
+"""Requests of mqadmin and dashboards about a broker: 305, 306, 315, 316, 907, 2004, 5001.
 
 Source: docs/protocol.md "Broker"; tests/broker/processors/test_dashboard.py.
 """

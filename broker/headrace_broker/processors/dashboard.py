@@ -143,18 +143,19 @@ class DashboardProcessor:
         topic = self._topics.expect(header.topic)
         left_out = set((header.filter_groups or "").split(","))
         least: dict[int, int] = {}
-        for number, group in enumerate(sorted(self._offsets.groups_of(header.topic)), 1):
-            if group not in left_out:
-                for queue_id in range(topic.read_queue_nums):
-                    offset = self._offsets.query(group, header.topic, queue_id)
-                    if offset is not None:
-                        least[queue_id] = min(least.get(queue_id, _LONG_MAX), offset)
-            if not number % _AT_ONCE:
-                await take_break()
-        for queue_id, offset in least.items():
+        for group in sorted(self._offsets.groups_of(header.topic) - left_out):
+            for queue_id in range(topic.read_queue_nums):
+                offset = self._offsets.query(group, header.topic, queue_id)
+                if offset is not None:
+                    least[queue_id] = min(least.get(queue_id, _LONG_MAX), offset)
+                if not queue_id % _AT_ONCE:
+                    await take_break()
+        for number, (queue_id, offset) in enumerate(least.items()):
             compared = self._offsets.query(header.compare_group, header.topic, queue_id)
             if compared is not None and offset > compared:
                 least[queue_id] = _LONG_MAX
+            if not number % _AT_ONCE:
+                await take_break()
         return Reply(body=fastjson.dumps_parts({"correctionOffsets": least}))
 
     # -- producers ---------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class MembersProcessor:
             if command.code != ResponseCode.SUCCESS:
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"consumer <{header.group}> <{member.client_id}> does not tell its status: "
+                    f"consumer <{header.group}> <{member.client_id}> reports no status: "
                     f"{command.remark}",
                 )
             status = ConsumerStatusBody.decode(body)

@@ -26,7 +26,7 @@ class _Saved(Body, kw_only=True):
 
 
 class Owners(Makers):
-    """Who made what.
+    """The makers of topics and groups.
 
     Users own what they make. Clients without a user own it by their addresses, from the first
     quota on.
@@ -58,11 +58,11 @@ class Owners(Makers):
         self.saved = SavedFile(file, self._snapshot)
 
     def count(self, owner: str, kind: Made) -> int:
-        """The number of what an owner has made and is still there."""
+        """Number of existing topics or groups that an owner has made."""
         return len(self._names.get((owner, kind), ()))
 
     def keep(self, kind: Made, names: Collection[str]) -> None:
-        """Forget those that a crash has left here although they are gone."""
+        """Forget names that no longer exist, which a crash may have left."""
         for name in self._owners[kind].keys() - set(names):
             self.gone(kind, name)
 
@@ -93,7 +93,7 @@ class Owners(Makers):
         self.saved.changed()
 
     def _owner(self) -> str | None:
-        """The owner of what the request makes that is being served."""
+        """The owner of whatever the current request makes."""
         client = self._client()
         if client is None:
             return None

@@ -341,7 +341,7 @@ class Schedule:
         }
 
     def due_ms(self, message: StoredMessage) -> int | None:
-        """When a record of a level's queue is delivered; None if it waits no more."""
+        """Delivery time of a record in a level's queue; None if it no longer waits."""
         level = self._levels.get(message.queue_id + 1)
         if level is None or message.queue_offset < level.offset:
             return None

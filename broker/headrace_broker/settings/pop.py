@@ -12,13 +12,13 @@ class PopFields(BaseModel):
 
     pop_polling_size: int = setting(
         1024,
-        "Most POP requests of a group that wait for one queue, or for all queues of a topic.",
+        "Maximum number of a group's POP requests waiting for one queue, or for a whole topic.",
         reloadable=True,
         ge=0,
         le=1_000_000,
     )
     max_pop_polling_size: int = setting(
-        100_000, "Most POP requests that wait.", reloadable=True, ge=0, le=10_000_000
+        100_000, "Maximum number of waiting POP requests.", reloadable=True, ge=0, le=10_000_000
     )
     pop_from_retry_probability: int = setting(
         20,
@@ -30,19 +30,19 @@ class PopFields(BaseModel):
     )
     pop_revive_max_attempt_times: int = setting(
         16,
-        "Attempts to store a message again that was not acknowledged in time.",
+        "Maximum number of attempts to store an unacknowledged message again.",
         reloadable=True,
         ge=1,
         le=1000,
     )
     pop_response_return_actual_retry_topic: bool = setting(
         False,
-        "Messages to retry name their retry topic; else the topic that they were sent to.",
+        "Deliver retried messages under their retry topic instead of their original topic.",
         reloadable=True,
     )
     enable_retry_topic_v2: bool = setting(
         False,
-        "Messages to retry go to %RETRY%GROUP+TOPIC instead of %RETRY%GROUP_TOPIC.",
+        "Store messages to retry in %RETRY%GROUP+TOPIC instead of %RETRY%GROUP_TOPIC.",
         reloadable=True,
     )
     retrieve_message_from_pop_retry_topic_v1: bool = setting(
@@ -50,4 +50,4 @@ class PopFields(BaseModel):
         "With enableRetryTopicV2, take messages from %RETRY%GROUP_TOPIC too.",
         reloadable=True,
     )
-    revive_queue_num: int = setting(8, "Revive queues that handles of messages name.", ge=1, le=998)
+    revive_queue_num: int = setting(8, "Number of revive queues that handles name.", ge=1, le=998)

@@ -487,7 +487,7 @@ class Timers:
         return self.waiting.due_of(slot, topic, key) is not None
 
     def due_ms(self, message: StoredMessage) -> int | None:
-        """When a record of the queue of timers is delivered; None if it waits no more."""
+        """Delivery time of a record in the queue of timers; None if it no longer waits."""
         out_ms = property_number(message.raw_properties, b"TIMER_OUT_MS", -1)
         topic, uniq_key = (message.properties.get(name, "") for name in (REAL_TOPIC, UNIQ_KEY))
         timer = out_ms // SLOT_MS, topic.encode(), key_hash(uniq_key.encode())

@@ -68,7 +68,7 @@ class TraceAdmin(QueryAdmin):
         trace_topic: str = TRACE_TOPIC,
         problems: list[BrokerProblem] | None = None,
     ) -> list[TraceEvent]:
-        """What happened to the message with a producer's id, in order.
+        """Events of the message with a producer's id, in order.
 
         topic: the message's, which a trace of its send also names. trace_topic: where its clients
         write their traces, also those of RocketMQ's Java client.

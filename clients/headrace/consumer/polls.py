@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.instance import ClientInstance
     from headrace.popped import Leases, PoppedMessage
 
-# Of the answers to the last POPs, once the wait of a call is over.
+# Grace for the answers to the last POPs, once the wait of a call is over.
 _GRACE_S = 1.0
 _PAUSE_S = 1.0
 # The share of their time after which messages that nobody has asked for are given back.

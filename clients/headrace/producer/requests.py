@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.client")
 
-# How often a waiting requester looks whether it is still connected to all brokers.
+# Interval at which a waiting requester checks its connections to all brokers.
 _LOOK_S: Final = 1.0
 
 

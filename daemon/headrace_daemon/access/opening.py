@@ -72,7 +72,7 @@ def open_access(
 
 
 def _tokens(config: AccessConfig) -> Tokens | None:
-    """What verifies tokens, if a daemon takes any. Raises AccessError."""
+    """The verifier of tokens; None if a daemon takes none. Raises AccessError."""
     if config.tokens is None:
         return None
     from headrace_daemon.access.tokens import Tokens

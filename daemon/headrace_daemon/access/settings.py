@@ -85,7 +85,7 @@ class AccessOptions(NamedTuple):
 
 
 class TokenSettings(NamedTuple):
-    """Which tokens prove a user.
+    """Requirements on the tokens that prove a user.
 
     file: the provider's public keys, a JWK set. audience, issuer: as tokens must have them; an
     empty issuer is any. user_claim: name of the claim with the user.

@@ -111,7 +111,7 @@ class Meter:
 
 
 class Refusal(NamedTuple):
-    """Why requests are refused. wait_ms: until they may be tried again."""
+    """The reason for refusing requests. wait_ms: until they may be tried again."""
 
     meter: Meter
     limit: str
@@ -165,7 +165,7 @@ class Metering:
         self.now_s = now_s
         self.held: Counter[tuple[Of, str]] = Counter()
         self.refused: Counter[tuple[Of, str]] = Counter()
-        # Of those with a quota of their own, and of users that have the common one.
+        # Meters of quotas with a name, and of the users that share the common quota's limits.
         self._meters: dict[tuple[Of, str], Meter] = {}
         self._common: Recent[str, Meter] = Recent(is_in_use=lambda meter: bool(meter.channels))
         # Connections of users whose connections are limited.

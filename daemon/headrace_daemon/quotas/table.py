@@ -23,7 +23,7 @@ FILE: Final = "quotas.json"
 
 
 class QuotaTable(SavedTable[_Key, Quota]):
-    """All quotas by whose they are. on_change: called after a change."""
+    """All quotas, by user, topic or group. on_change: called after a change."""
 
     def __init__(
         self, path: Path | None, limits: Mapping[Of, tuple[str, ...]] | None = None

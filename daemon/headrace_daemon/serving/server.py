@@ -391,7 +391,7 @@ class RemotingServer:
     def close_faulty(self, channel: ServerChannel, error: RemoteProtocolError) -> None:
         """Close a client that violates the protocol."""
         if isinstance(error, ForeignProtocol) and error.protocol == TLS_CLIENT:
-            # It is not hostile, and tries again for ever.
+            # It is not hostile, and retries forever.
             self.turn_away(channel, _TLS_ON_PLAIN)
         else:
             self.close_channel(channel, str(error), is_fault=True)

@@ -61,7 +61,7 @@ class Properties:
         return Column([None, *map(property_text, values)], column)
 
     def _values(self, prefix: bytes) -> tuple[Array, Array]:
-        """Where the values of a property begin and end."""
+        """Starts and ends of the values of a property."""
         starts, ends = self._starts, self._ends
         is_long = ends - starts > len(prefix)
         starts, ends = starts[is_long], ends[is_long]

@@ -49,7 +49,7 @@ class Expression:
         return evaluate(self._node, properties) == TRUE
 
     def mask(self, records: RecordColumns) -> Array:
-        """Which of the records pass, as an array of bool."""
+        """A mask of the records that pass."""
         if len(records) >= _BLOCK_RECORDS_MIN:
             return matching(self._node, records)
         return np.array(

@@ -74,7 +74,7 @@ class Handle(NamedTuple):
 
     @property
     def is_orderly(self) -> bool:
-        """Whether an orderly POP gave it out."""
+        """True if an orderly POP gave it out."""
         return self.revive_queue_id == ORDER_REVIVE_QUEUE
 
     @property

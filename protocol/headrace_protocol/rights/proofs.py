@@ -23,7 +23,7 @@ class Proof(Protocol):
         """Seconds until it ends; None if it has no end."""
 
     def refusal(self, user: User) -> str:
-        """Why the proof does not hold any more; empty if it does."""
+        """The reason why the proof no longer holds; empty while it does."""
 
 
 class PasswordProof(NamedTuple):
