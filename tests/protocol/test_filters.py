@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -170,12 +171,16 @@ def test_no_depth_reaches_the_limit_of_the_interpreter() -> None:
 
 
 def test_filters_are_compiled_once_and_a_thousand_are_kept() -> None:
-    """The same object for the same text; long ones are not kept."""
+    """The same object for the same text; long ones are kept while they are in use."""
     assert compiled("a > 5") is compiled("a > 5")
     for number in range(1100):
         compiled(f"a > {number}")
     long = "a = '" + "x" * 2000 + "'"
-    assert compiled(long) is not compiled(long)
+    expression = compiled(long)
+    assert compiled(long) is expression
+    unused = weakref.ref(expression)
+    del expression
+    assert unused() is None
     assert compiled("a > 5 AND b = c OR NOT (d IN ('x')) AND TRUE").names == {"a", "b", "c", "d"}
 
 

@@ -6,7 +6,7 @@ Of tags the broker compares only hashes; consumers compare the tags. Source: doc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace_protocol.bounds import SUBSCRIPTION_BYTES_MAX, check_text
 from headrace_protocol.codes import ResponseCode
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 TAG = "TAG"
 SQL92 = "SQL92"
+_TAG_BYTES: Final = 128
+_FEW_TAGS: Final = 8
+# What a FilteredReader keeps of the records that it has judged.
+_JUDGED_BYTES: Final = 4096
+_OPERAND_BYTES: Final = 1024
+# Bytes per character of a filter's text: a list of short texts has an object for each.
+_TEXT_FACTOR: Final = 32
 
 
 class FilterPolicy(Protocol):
@@ -66,6 +73,16 @@ def filter_of(
             f"{remedy}, or subscribe by tag",
         )
     return Filter(None, sql_expression(subscription))
+
+
+def filter_bytes(wanted: Filter) -> int:
+    """Memory of a filter beyond the few tags that most have."""
+    tags_bytes = _TAG_BYTES * max(0, len(wanted.tags or ()) - _FEW_TAGS)
+    expression = wanted.expression
+    if expression is None:
+        return tags_bytes
+    text_bytes = _TEXT_FACTOR * len(expression.text)
+    return _JUDGED_BYTES + _OPERAND_BYTES * expression.operand_count + text_bytes
 
 
 def sql_expression(text: str | None) -> Expression:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from headrace_broker.consumer.filtered import FilteredReader
+from headrace_broker.consumer.filters import filter_bytes
 from headrace_broker.consumer.groups import BROADCASTING
 from headrace_broker.consumer.long_polling import HeldRequest
 from headrace_broker.host_budget import Host
@@ -55,10 +56,6 @@ _SUBSCRIPTION = 0x4
 # Enough for 95,000 queues, or a hundred subscriptions with thousands of tags.
 _TARGETS_BYTES_MAX = 64 * 1024 * 1024
 _TARGET_BYTES = 704
-_TAG_BYTES = 128
-_FEW_TAGS = 8
-_OPERAND_BYTES = 1024
-_JUDGED_BYTES = 4096
 # More than the peer returns (32 messages, 256 KiB), for clients that ask for more.
 _COUNT_MAX = 4096
 _BODY_BYTES = 256 * 1024
@@ -350,7 +347,7 @@ class PullProcessor:
             place.positions or self._offsets,
             found.tags,
             self._watch.last_pull(header.consumer_group, header.topic, header.queue_id),
-            _filter_bytes(found),
+            filter_bytes(found),
         )
 
     def _reader(self, place: Here, wanted: Filter) -> Reader:
@@ -386,15 +383,6 @@ class PullProcessor:
             return self._filters.of_pull(group, topic, wanted, header.expression_type)
         subscription = self._consumers.subscription_for_pull(group, topic, wanted)
         return self._filters.of_group(group, subscription, wanted)
-
-
-def _filter_bytes(wanted: Filter) -> int:
-    """Memory of a filter beyond the few tags that most pulls have."""
-    tags_bytes = _TAG_BYTES * max(0, len(wanted.tags or ()) - _FEW_TAGS)
-    expression = wanted.expression
-    if expression is None:
-        return tags_bytes
-    return _JUDGED_BYTES + _OPERAND_BYTES * expression.operand_count
 
 
 def take_reset(header: PullHeader, target: PullTarget) -> GetResult | None:

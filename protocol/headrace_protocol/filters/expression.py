@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 SQL92: Final = "SQL92"
 TEXT_BYTES_MAX: Final = 64 * 1024
 _KEPT: Final = 1000
-# A longer one is compiled each time, so that those that are kept take 100 MB at most.
+# A longer one is kept while it is in use, so that those that are kept take 100 MB at most.
 _KEPT_CHARS_MAX: Final = 1024
 # From here on a block costs less than its records one by one.
 _BLOCK_RECORDS_MIN: Final = 48
+_in_use: WeakValueDictionary[str, Expression] = WeakValueDictionary()
 
 
 class Expression:
@@ -36,7 +38,7 @@ class Expression:
     text: as it was given. names: the properties it looks at. operand_count: how much it costs.
     """
 
-    __slots__ = ("_node", "names", "operand_count", "text")
+    __slots__ = ("__weakref__", "_node", "names", "operand_count", "text")
 
     def __init__(self, text: str, node: Node) -> None:
         self.text = text
@@ -58,11 +60,16 @@ class Expression:
 
 
 def compiled(text: str) -> Expression:
-    """The filter that a text states; the last thousand are kept. Raises FilterError."""
+    """The filter that a text states: the last thousand, or the one in use. Raises FilterError."""
     if len(text) > TEXT_BYTES_MAX or len(text.encode(errors="replace")) > TEXT_BYTES_MAX:
         reason = f"it has over {TEXT_BYTES_MAX} bytes: shorten it"
         raise FilterError(reason, "", 0)
-    return _kept(text) if len(text) <= _KEPT_CHARS_MAX else Expression(text, parse(text))
+    if len(text) <= _KEPT_CHARS_MAX:
+        return _kept(text)
+    expression = _in_use.get(text)
+    if expression is None:
+        expression = _in_use[text] = Expression(text, parse(text))
+    return expression
 
 
 def for_values(name: str, expressions: Mapping[str, Expression]) -> Expression:

@@ -13,6 +13,7 @@ import trio.testing
 from headrace_broker.consumer.bloom_positions import bit_positions
 from headrace_broker.consumer.filter_table import DEAD_LIFE_MS
 from headrace_broker.consumer.filtered import FilteredReader
+from headrace_broker.consumer.filters import Filter, filter_bytes
 from headrace_broker.store.files.residency import OLD_DATA
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.bodies import (
@@ -23,11 +24,13 @@ from headrace_protocol.bodies import (
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import NotReady
-from headrace_protocol.filters.expression import compiled
+from headrace_protocol.filters.expression import Expression, compiled
+from headrace_protocol.filters.parser import parse
 from headrace_protocol.headers import PullMessageResponseHeader
 from headrace_protocol.message import decode_records
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
+from tests.support.memory import kept_bytes
 from tests.support.running import in_background
 from tests.support.stores import ready
 from tests.support.wire import pull_header
@@ -456,6 +459,23 @@ def test_offsets_outside_are_answered_as_without_a_filter(broker: BrokerUnderTes
     put(broker, 1)
     assert pull(broker, 1, **own(SQL))[0] == ResponseCode.PULL_NOT_FOUND
     assert pull(broker, 9, **own(SQL))[0] == ResponseCode.PULL_OFFSET_MOVED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a IN (" + ",".join(f"'{chr(0x5000 + number)}'" for number in range(1000)) + ")",
+        "a IN (" + ",".join(f"'{number}'" for number in range(1000)) + ")",
+        " OR ".join(f"a{number} IN ('1')" for number in range(100)),
+        "a = '" + "x" * 8000 + "'",
+    ],
+    ids=["characters", "numbers", "operands", "text"],
+)
+def test_the_memory_of_a_filter_counts(text: str) -> None:
+    """What is compiled takes no more than what is counted, whatever the text is made of."""
+    found: list[Filter] = []
+    kept = kept_bytes(lambda: found.append(Filter(None, Expression(text, parse(text)))))
+    assert 0 < kept <= filter_bytes(found[0])
 
 
 # -- retries ---------------------------------------------------------------------------------------
