@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import tomllib
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from headrace.accounts import TOKEN_FILE_VARIABLE, USER_VARIABLE, Account
-from headrace.errors import ConfigurationError
-from headrace.values import plain_int, plain_number, shown
+from headrace.errors import ConfigurationError, InvalidMessage
+from headrace.names import check_topic
+from headrace.values import plain_flag, plain_int, plain_number, shown
 from headrace_protocol.drivers.address import check_address
 from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
 from headrace_protocol.system_topics import TRACE_TOPIC
@@ -50,8 +52,8 @@ class ConnectOptions(TypedDict, total=False):
     token: in place of user and password, a token of an OpenID provider that names the user; or a
         function that returns one, called in a thread for each log-in.
     token_file: file with the token, of mode 0600, read for each log-in.
-    trace: whether a producer or consumer writes RocketMQ's message trace; HEADRACE_TRACE if left
-        out. trace_topic: where to.
+    trace: whether a Producer or Consumer writes RocketMQ's message trace; HEADRACE_TRACE if left
+        out. No other client does. trace_topic: where to.
     """
 
     tls: bool | None
@@ -73,6 +75,15 @@ def check_limits(minimum: float = 1, **limits: float | None) -> None:
     for name, limit in limits.items():
         if limit is not None and not plain_number(limit, name, ConfigurationError) >= minimum:
             raise ConfigurationError(f"{name}={limit}: must be at least {minimum}")
+
+
+def check_time(minimum: float = 0, **times: float) -> None:
+    """Raise ConfigurationError naming the first time that is no finite number >= ``minimum``."""
+    for name, seconds in times.items():
+        if not minimum <= plain_number(seconds, name, ConfigurationError) < math.inf:
+            raise ConfigurationError(
+                f"{name}={shown(seconds)}: must be a number of seconds, at least {minimum}"
+            )
 
 
 def check_count(name: str, count: int | None) -> int | None:
@@ -289,9 +300,14 @@ def resolve_tls(options: ConnectOptions, nameserver: object = None) -> ClientTls
 def resolve_trace(options: ConnectOptions) -> str | None:
     """The topic of a client's trace; None without a trace. Raises ConfigurationError."""
     trace, topic = options.get("trace"), options.get("trace_topic")
+    if topic is not None:
+        try:
+            check_topic(topic)
+        except InvalidMessage as error:
+            raise ConfigurationError(f"trace_topic: {error}") from None
     if trace is None:
         trace = _switch(TRACE_VARIABLE) or topic is not None
-    elif topic is not None and not trace:
+    elif not plain_flag(trace, "trace") and topic is not None:
         raise ConfigurationError("trace=False, but trace_topic is given: leave out one")
     return (topic or TRACE_TOPIC) if trace else None
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
@@ -25,7 +25,7 @@ from headrace.values import now_ms
 from headrace_protocol import message as record
 from headrace_protocol import trace_records as records
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.message_ids import decode_host, decode_offset_message_id
+from headrace_protocol.message_ids import decode_offset_message_id, host_text
 from headrace_protocol.trace_records import Code, Kind
 
 if TYPE_CHECKING:
@@ -41,14 +41,16 @@ _log = logging.getLogger("headrace.client")
 
 PENDING_BYTES_MAX: Final = 4 << 20
 # The ids of a message's records are its keys, which must fit in its properties.
-_KEYS_CHARS_MAX: Final = 16_000
+_KEYS_BYTES_MAX: Final = 16_000
+# What separates properties is a blank in keys.
+_NO_MARKS: Final = str.maketrans("\x01\x02", "  ")
 _WRITE_S: Final = 1.0
 _REPORT_S: Final = 30.0
 # The name that RocketMQ gives its own.
 _GROUP: Final = "_INNER_TRACE_PRODUCER"
 _DELIVERY_TIMEOUT_MS: Final = 10_000
 _DELAYS: Final = tuple(
-    f"{name}\x01".encode()
+    name.encode()
     for name in (
         record.DELAY,
         record.TIMER_DELAY_MS,
@@ -56,6 +58,18 @@ _DELAYS: Final = tuple(
         record.TIMER_DELIVER_MS,
     )
 )
+
+
+class _Pending(NamedTuple):
+    """A record that waits. keys: those by which it is found, separated by blanks."""
+
+    text: bytes
+    keys: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of both."""
+        return len(self.text) + len(self.keys)
 
 
 class Traces:
@@ -73,11 +87,12 @@ class Traces:
             compression=DEFAULT_COMPRESSION,
             is_traced=False,
         )
-        # Texts of records, each with its keys, the oldest first.
-        self._pending: deque[tuple[str, str]] = deque()
+        # The oldest first.
+        self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
-        # Blocking code has messages in threads of its own.
-        self._lock = threading.Lock()
+        # Blocking code has messages in threads of its own. A collection of garbage may end a
+        # delivery, and so trace it, while this thread holds the lock.
+        self._lock = threading.RLock()
         self._open: dict[tuple[MessageQueue, int], _Processing] = {}
         self._reported = 0
         self._reported_at = -_REPORT_S
@@ -94,7 +109,7 @@ class Traces:
         return None if block.topic == self._topic else _Sending(self, block)
 
     def received(self, batch: MessageBatch, group: str | None, _started_ns: int) -> None:
-        """Trace a delivery whose processing nobody sees."""
+        """Trace a delivery whose end is not observed."""
         if group is not None:
             self._before(batch, group)
 
@@ -180,7 +195,7 @@ class Traces:
         if len(stored) != len(block):
             stored = [(each, "") for each in block.message_ids or [""] * len(block)]
         for (message_id, offset_id), (body_bytes, raw) in zip(stored, block.of_each(), strict=True):
-            tags, keys = (_text(raw, name) for name in (b"TAGS", b"KEYS"))
+            tags, keys = (_text(raw, name) for name in (record.TAGS, record.KEYS))
             pub = records.Pub(
                 started_ms,
                 self._group,
@@ -201,13 +216,15 @@ class Traces:
 
     def put(self, trace_record: TraceRecord, *keys: str) -> None:
         """Add a record, which is found by these keys; it is dropped without room."""
-        text = records.encode_trace(trace_record)
+        own_keys = " ".join(filter(None, keys)).translate(_NO_MARKS)
+        pending = _Pending(records.encode_trace(trace_record).encode(), own_keys.encode())
+        size = pending.size
         with self._lock:
-            if self._pending_bytes + len(text) > PENDING_BYTES_MAX:
+            if self._pending_bytes + size > PENDING_BYTES_MAX:
                 self.dropped += 1
                 return
-            self._pending.append((text, " ".join(filter(None, keys))))
-            self._pending_bytes += len(text)
+            self._pending.append(pending)
+            self._pending_bytes += size
 
     async def run(self) -> None:
         """Write what waits once a second, until cancelled."""
@@ -220,8 +237,8 @@ class Traces:
         while self._pending:
             with self._lock:
                 message, count = self._next_message()
-            outgoing, _ = self._sender.encode(encoded(message))
             try:
+                outgoing, _ = self._sender.encode(encoded(message))
                 await self._sender.send(self._topic, self._sender.by_key(b""), outgoing)
             except HeadraceError as error:
                 self.dropped += count
@@ -229,23 +246,23 @@ class Traces:
         self._report()
 
     def _next_message(self) -> tuple[Message, int]:
-        texts: list[str] = []
+        texts: list[bytes] = []
         # A dict keeps the order, and each id once.
-        keys: dict[str, None] = {}
-        body_bytes = keys_chars = 0
+        keys: dict[bytes, None] = {}
+        body_bytes = keys_bytes = 0
         while self._pending:
-            text, own_keys = self._pending[0]
-            size = len(text.encode())
-            body_bytes += size
-            keys_chars += len(own_keys) + 1
-            if texts and (body_bytes > records.BODY_BYTES_MAX or keys_chars > _KEYS_CHARS_MAX):
+            pending = self._pending[0]
+            body_bytes += len(pending.text)
+            keys_bytes += len(pending.keys) + 1
+            if texts and (body_bytes > records.BODY_BYTES_MAX or keys_bytes > _KEYS_BYTES_MAX):
                 break
             self._pending.popleft()
-            self._pending_bytes -= len(text)
-            texts.append(text)
-            keys.update(dict.fromkeys(own_keys.split(" ") if own_keys else ()))
-        body = "".join(texts).encode()
-        return Message(self._topic, body, key=" ".join(keys)[:_KEYS_CHARS_MAX]), len(texts)
+            self._pending_bytes -= pending.size
+            texts.append(pending.text)
+            keys.update(dict.fromkeys(pending.keys.split()))
+        # Only the keys of a single record may be too long: what is cut is not found by.
+        key = b" ".join(keys)[:_KEYS_BYTES_MAX].decode(errors="ignore")
+        return Message(self._topic, b"".join(texts), key=key), len(texts)
 
     def _report(self) -> None:
         now = anyio.current_time()
@@ -313,7 +330,7 @@ class Both:
         return _BothSpans([span for span in found if span is not None])
 
     def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
-        """Tell both."""
+        """Pass it to both."""
         for each in self._observers:
             each.received(batch, group, started_ns)
 
@@ -344,20 +361,20 @@ class _BothProcessing:
             span.end()
 
 
-def _text(raw: bytes, name: bytes) -> str:
-    return record.property_text(record.property_value(raw, name))
+def _text(raw: bytes, name: str) -> str:
+    return record.property_text(record.property_value(raw, name.encode()))
 
 
 def _kind(raw: bytes) -> Kind:
-    if b"TRAN_MSG\x01" in raw:
+    if record.property_value(raw, b"TRAN_MSG"):
         return Kind.HALF
-    return Kind.DELAYED if any(name in raw for name in _DELAYS) else Kind.NORMAL
+    is_delayed = any(record.property_value(raw, name) for name in _DELAYS)
+    return Kind.DELAYED if is_delayed else Kind.NORMAL
 
 
 def _host_in(offset_message_id: str) -> str:
     """The broker's address in an offset message id; "" without one."""
     try:
-        ip, port = decode_host(decode_offset_message_id(offset_message_id)[0])
+        return host_text(decode_offset_message_id(offset_message_id)[0])
     except ValueError:
         return ""
-    return f"{ip}:{port}"

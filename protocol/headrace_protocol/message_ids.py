@@ -20,6 +20,12 @@ def decode_host(host: bytes) -> tuple[str, int]:
     return str(ipaddress.ip_address(host[:-4])), int.from_bytes(host[-4:], "big")
 
 
+def host_text(host: bytes) -> str:
+    """Address and port as clients write them. Raises ValueError as ``decode_host``."""
+    ip, port = decode_host(host)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
 def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
     """The 32 or 56 hex digits that identify a record by broker address and log position."""
     return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()

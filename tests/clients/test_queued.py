@@ -94,6 +94,11 @@ async def test_the_newest_are_listed(memory: Embedded) -> None:
         bodies = [each.message.body for each in await queued(admin, max_count=3)]
         assert bodies == [b"3", b"4", b"timer"]
         assert len(await queued(admin)) == 6
+        times = [each.message.store_timestamp_ms for each in await queued(admin)]
+        assert await queued(admin, end_ms=times[0] - 1) == []
+        assert await queued(admin, begin_ms=times[-1] + 1) == []
+        (found,) = await queued(admin, max_count=1, end_ms=times[0])
+        assert found.message.store_timestamp_ms == times[0]
 
 
 @pytest.mark.parametrize(

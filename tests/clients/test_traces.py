@@ -234,6 +234,35 @@ async def test_what_cannot_be_written_is_counted_and_logged(
     assert TRACE_TOPIC in caplog.text
 
 
+@pytest.mark.parametrize("keys", ["\u9375" * 20_000, "a\x01b\x02c", "\u9375 " * 12_000])
+async def test_no_key_stops_a_trace(autojump_clock: object, keys: str) -> None:
+    async with scripted_traces() as (traces, _, broker):
+        for number in range(3):
+            traces.put(Recall(1, "g", "T", f"id{number}"), f"id{number}", keys)
+        await traces.write()
+    assert (len(records(broker)), traces.dropped) == (3, 0)
+
+
+async def test_memory_is_bounded_by_bytes_of_records_and_keys(autojump_clock: object) -> None:
+    async with scripted_traces() as (traces, *_):
+        for _ in range(150):
+            traces.put(Recall(1, "g", "T", "\u9375" * 5000), "\u9375" * 5000)
+        await traces.write()
+    assert 8 <= 150 - PENDING_BYTES_MAX // 30_000 <= traces.dropped <= 15
+
+
+async def test_a_property_that_ends_like_a_delay_is_none(autojump_clock: object) -> None:
+    async with producing(trace=True) as (producer, _, (broker,)):
+        broker.answer(RequestCode.SEND_MESSAGE_V2, Reply(code=ResponseCode.SUCCESS))
+        properties = {"MY_DELAY": "1", "USER_TRAN_MSG": "true"}
+        with pytest.raises(HeadraceError):
+            await producer.send(Message("T", b"body", properties=properties))
+        await trio.sleep(2)
+        (pub,) = records(broker)
+    assert isinstance(pub, Pub)
+    assert pub.kind == Kind.NORMAL
+
+
 async def test_memory_is_bounded(autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:
     big = Recall(1, "g", "T", "x" * 30_000)
     count = PENDING_BYTES_MAX // 30_000 + 10
@@ -269,6 +298,10 @@ def test_where_a_trace_goes(
 def test_settings_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="leave out one"):
         Consumer("g", "T", trace=False, trace_topic="mine")
+    with pytest.raises(ConfigurationError, match="trace_topic: 'no topic!' is not a valid topic"):
+        Consumer("g", "T", trace_topic="no topic!")
+    with pytest.raises(ConfigurationError, match="trace='no' is str"):
+        Consumer("g", "T", trace="no")  # type: ignore[arg-type]
     monkeypatch.setenv("HEADRACE_TRACE", "maybe")
     with pytest.raises(ConfigurationError, match="HEADRACE_TRACE=maybe: expected 1 or 0"):
         Consumer("g", "T")

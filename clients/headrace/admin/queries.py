@@ -24,7 +24,7 @@ from headrace_protocol.headers import (
     ViewMessageHeader,
 )
 from headrace_protocol.message import KEYS, UNIQ_KEY, StoredMessage, decode_record, decode_records
-from headrace_protocol.message_ids import decode_host, decode_offset_message_id
+from headrace_protocol.message_ids import decode_offset_message_id, host_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,19 +95,21 @@ class QueryAdmin(ChainAdmin):
         *,
         by_id: bool = False,
         max_count: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = _TIMESTAMP_MAX,
         problems: list[BrokerProblem] | None = None,
     ) -> list[QueuedMessage]:
         """Messages to a topic that wait for a time or a transaction's end, oldest first.
 
-        key: one of theirs, or their producer's id with ``by_id``. max_count: most messages per
-        broker, the newest ones. Brokers of Apache RocketMQ tell nothing of such messages.
+        key: one of theirs, or their producer's id with ``by_id``. max_count, begin_ms, end_ms: as
+        of ``query_by_key``. Apache RocketMQ's brokers do not list such messages.
         """
         header = QueryMessageHeader(
             topic=topic,
             key=key,
             max_num=min(max_count, KEY_PAGE),
-            begin_timestamp=0,
-            end_timestamp=_TIMESTAMP_MAX,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
             unique_key_query=by_id,
             waiting=True,
         )
@@ -276,7 +278,6 @@ def _when_stored(queued: QueuedMessage) -> tuple[int, int]:
 def _address_in(message_id: str) -> str | None:
     """The address of a broker that an offset message id contains; None for other ids."""
     try:
-        host, port = decode_host(decode_offset_message_id(message_id)[0])
+        return host_text(decode_offset_message_id(message_id)[0])
     except ValueError:
         return None
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

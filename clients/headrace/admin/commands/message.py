@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import TYPE_CHECKING
 
 import click
@@ -137,10 +136,10 @@ def query(
             end_ms=end_ms,
             problems=problems,
         )
-        queued = await admin.queued(topic, key, max_count=count, problems=problems)
-        stored = (each.message.store_timestamp_ms for each in queued)
-        in_range = (begin_ms <= stored_ms <= end_ms for stored_ms in stored)
-        return found, list(compress(queued, in_range))
+        queued = await admin.queued(
+            topic, key, max_count=count, begin_ms=begin_ms, end_ms=end_ms, problems=problems
+        )
+        return found, queued
 
     with warned_if(allow_partial) as problems:
         found, queued = run_admin(run, nameserver)

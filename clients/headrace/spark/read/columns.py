@@ -26,7 +26,7 @@ from headrace_protocol.message import (
     decode_properties,
     property_value,
 )
-from headrace_protocol.message_ids import decode_host
+from headrace_protocol.message_ids import host_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,20 +191,15 @@ class RecordBlock:
         columns = self.columns
         host = columns.shared_born_host()
         if host is not None:
-            return self.repeat(_host_text(host))
+            return self.repeat(host_text(host))
         hosts, which = _distinct(columns, columns.born_host_start, columns.born_host_bytes)
-        return pa.array([_host_text(host) for host in hosts]).take(pa.array(which))
+        return pa.array([host_text(host) for host in hosts]).take(pa.array(which))
 
 
 def _distinct(columns: RecordColumns, start: Array, size: Array) -> tuple[list[bytes], Array]:
     """The distinct byte strings, and each record's index into them."""
     encoded = gather(columns.data, start, size).dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-
-
-def _host_text(host: bytes) -> str:
-    ip, port = decode_host(host)
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 _HEX_PAIRS = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
