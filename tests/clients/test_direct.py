@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import headrace
 from headrace import Admin, Message, ReceivedMessage, blocking
@@ -83,6 +84,27 @@ async def test_a_message_is_processed_again(
     assert answer.spent_time_mills < 20_000
     assert ("no such order" in (answer.remark or "")) == result.endswith("EXCEPTION")
     assert await lag_of(mq) == 0
+
+
+async def test_a_message_that_the_program_has_not_seen_comes_later(mq: Embedded) -> None:
+    await produce(mq, 0, queues=1)
+    results: list[DirectResult | None] = []
+    async with mq.producer() as producer, mq.admin() as admin, trio.open_nursery() as tasks:
+        sent = await producer.send(Message("T", b"order"))
+        async with mq.consumer("g", "T", start="earliest") as consumer:
+            async for _ in consumer:
+                break
+            client_id = await member_id(admin)
+
+            async def resend() -> None:
+                results.append(await admin.resend(sent.offset_message_id, "g", client_id))
+
+            tasks.start_soon(resend)
+            await trio.testing.wait_all_tasks_blocked(0.005)
+    (answer,) = results
+    assert answer
+    assert answer.consume_result == "CR_LATER"
+    assert "before it came to the message" in (answer.remark or "")
 
 
 async def test_who_cannot_be_asked(mq: Embedded) -> None:

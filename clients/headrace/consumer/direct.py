@@ -58,9 +58,14 @@ class DirectMessages:
                 direct.result = "CR_LATER"
 
     def end(self, error: object) -> None:
-        """Answer for all messages that the program still has: it ends, with an error or without."""
+        """Answer for all messages that remain: the program ends, with an error or without."""
         for direct in list(self._waiting):
-            direct.result = "CR_SUCCESS" if error is None else "CR_THROW_EXCEPTION"
+            if not direct.is_handed_out:
+                direct.result = "CR_LATER"
+                self.done(direct, "the consumer closed before it came to the message")
+                continue
+            if error is not None and direct.result == "CR_SUCCESS":
+                direct.result = "CR_THROW_EXCEPTION"
             self.done(direct, None if error is None else repr(error))
 
     def done(self, direct: _DirectQueue, remark: str | None = None) -> None:
@@ -95,6 +100,11 @@ class _DirectQueue(ProcessQueue):
         self.result = "CR_SUCCESS"
         self.started_ms = now_ms()
         self._owner = owner
+
+    @property
+    def is_handed_out(self) -> bool:
+        """True once the program has the message."""
+        return any(each.handed_out_count for each in self._deliveries)
 
     def delivery_done(self, delivery: Delivery) -> None:
         super().delivery_done(delivery)

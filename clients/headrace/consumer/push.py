@@ -232,11 +232,11 @@ class Consumer(Startable):
         error_type: type[BaseException] | None = None,
         *rest: object,
     ) -> None:
-        self._direct.end(rest[0] if error_type else None)
         self._inbox.close()
         try:
             if error_type is None:
                 self._inbox.mark_current_processed()
+            self._direct.end(rest[0] if error_type else None)
             with anyio.move_on_after(_LEAVE_S, shield=True):
                 await self._assignment.release_all()
         finally:
