@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ from headrace_protocol.drivers.address import local_ip
 from headrace_protocol.drivers.aio import AsyncConnection, Connect, connect_tcp, open_stream
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.headers import UnregisterClientHeader
-from headrace_protocol.message_ids import decode_host
+from headrace_protocol.message_ids import host_text
 from headrace_protocol.nameserver_headers import (
     REGISTRATION_PERIOD_MS,
     GetRouteInfoHeader,
@@ -74,6 +74,7 @@ _CONFLICTS_KEPT = 100
 # Longer than any restart of a broker: until then, a topic that was known is expected back.
 _FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
+_PAUSE_S = 1.0
 _EVERY_NAMESERVER_SERVES = frozenset(
     {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
 )
@@ -176,9 +177,9 @@ class ClientInstance:
             return
         try:
             with anyio.move_on_after(_GOODBYE_S, shield=True):
+                await self._unregister()
                 if self.traces:
                     await self.traces.write()
-                await self._unregister()
         finally:
             self._tasks = None
             await self._background.stop()
@@ -316,6 +317,18 @@ class ClientInstance:
         """The topic's last known route, which may be out of date."""
         return self._routes.get(topic)
 
+    async def pause_after(
+        self, error: HeadraceError, topic: str, broker_name: str, part: Hashable = None
+    ) -> None:
+        """Report the failure of a request that is repeated, and wait before the next attempt.
+
+        The route is looked up again where the error calls for it. part: see ``outages.report``.
+        """
+        self.outages.report(error, topic, broker_name, part)
+        if error.refresh_route:
+            self.invalidate_route(topic)
+        await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))
+
     def invalidate_route(self, topic: str) -> None:
         """Make the next use of the topic's route ask the nameserver first."""
         route = self._routes.get(topic)
@@ -451,8 +464,7 @@ class ClientInstance:
         """
         route = await self.route(queue.topic)
         if route.is_static:
-            ip, port = decode_host(store_host)
-            address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            address = host_text(store_host)
             if route.broker_at(address):
                 return address
         return await self.queue_address(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -18,6 +19,12 @@ Result = TypeVar("Result")
 
 # Enough that all servers of a cluster that do not answer cost a single timeout.
 _AT_ONCE_MAX = 32
+
+
+async def wait_if_async(returned: object) -> None:
+    """Await what a user's callback returned, if it is async."""
+    if inspect.isawaitable(returned):
+        await returned
 
 
 async def gather(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -11,6 +10,7 @@ from headrace.errors import ConfigurationError, InvalidValue
 from headrace.messages import Message
 from headrace.names import check_topic
 from headrace.table.codec import codec
+from headrace.tasks import wait_if_async
 from headrace.values import shown
 
 if TYPE_CHECKING:
@@ -164,10 +164,4 @@ class ValueIterator:
             try:
                 return self._typed.read(message), message
             except InvalidValue as error:
-                await awaited(self._typed.settle(error, message))
-
-
-async def awaited(done: Awaitable[None] | None) -> None:
-    """Wait for what a function of a user returns, which may be async."""
-    if inspect.isawaitable(done):
-        await done
+                await wait_if_async(self._typed.settle(error, message))

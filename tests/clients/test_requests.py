@@ -119,7 +119,7 @@ async def test_a_reply_needs_a_body(mq: Embedded) -> None:
             break
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "3"])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "3", float("inf"), None])
 async def test_times_that_cannot_be(mq: Embedded, timeout: Any) -> None:
     async with mq.producer() as producer:
         with pytest.raises(ConfigurationError, match="timeout"):
@@ -175,12 +175,14 @@ async def test_replies_of_any_broker_are_taken_and_confirmed(autojump_clock: obj
         sent.channel = heartbeat.channel
         push(sent, "somebody else's")
         push(sent, born_host="nowhere")
-        push(sent)
+        push(sent, born_host="127.0.0.1:99999999999")
+        push(sent, topic="t" * 40_000)
+        push(sent, born_host="requester.example/127.0.0.1:5")
         push(sent)
     assert [reply.body for reply in replies] == [b"ok"]
     assert producer.late_replies == 2
     codes = sorted(command.code for command, _ in other.responses)
-    assert codes == [0, 0, 0, ResponseCode.INVALID_PARAMETER]
+    assert codes == [0, 0, 0, *[ResponseCode.INVALID_PARAMETER] * 3]
 
 
 async def test_a_requester_stays_connected_while_it_waits(autojump_clock: object) -> None:

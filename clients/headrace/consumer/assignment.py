@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,14 +25,14 @@ from headrace.errors import (
 )
 from headrace.outages import broker, is_absence
 from headrace.pacing import Pacer
-from headrace.tasks import gather
+from headrace.tasks import gather, wait_if_async
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.system_topics import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -486,9 +485,7 @@ class Assignment:
         if callback is None or _is_retry(queue.topic):
             return
         try:
-            outcome = callback(queue)
-            if isinstance(outcome, Awaitable):
-                await outcome
+            await wait_if_async(callback(queue))
         except Exception:  # noqa: BLE001 - whatever the user's function raises
             _log.exception("group %s: %s failed for %s", self._group, name, queue)
 

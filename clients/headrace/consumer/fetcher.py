@@ -24,7 +24,6 @@ _log = logging.getLogger("headrace.consumer")
 
 SUSPEND_MS = 15_000
 _TIMEOUT_MS = 30_000
-_PAUSE_S = 1.0
 
 
 def _is_topic_deleted(error: HeadraceError) -> bool:
@@ -163,8 +162,6 @@ class Fetcher:
 
     async def _pause(self, process_queue: ProcessQueue, error: HeadraceError) -> None:
         queue = process_queue.queue
-        self._instance.outages.report(error, queue.topic, self._instance.broker_of(queue), queue)
         process_queue.replica_id = 0
-        if error.refresh_route:
-            self._instance.invalidate_route(queue.topic)
-        await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))
+        broker_name = self._instance.broker_of(queue)
+        await self._instance.pause_after(error, queue.topic, broker_name, queue)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from headrace.consumer.pops import by_broker
 from headrace.delays import LEVELS_S
 from headrace.errors import BrokerError, ClientClosed, ConfigurationError, HeadraceError
 from headrace.tasks import gather
@@ -93,7 +92,10 @@ class MemberLeases:
     async def ack_all(self, messages: Sequence[PoppedMessage]) -> None:
         """Acknowledge messages. Raises the error of the first that failed."""
         self._instance.check_open("SimpleConsumer")
-        batches = {name: self._join(name, part) for name, part in by_broker([*messages])}
+        parts: defaultdict[str, list[PoppedMessage]] = defaultdict(list)
+        for message in messages:
+            parts[message.queue.broker_name].append(message)
+        batches = {name: self._join(name, part) for name, part in parts.items()}
         for batch in batches.values():
             await batch.done.wait()
         for message in messages:

@@ -145,11 +145,11 @@ class Polls:
     def _take(self, count: int) -> list[PoppedMessage]:
         now = anyio.current_time()
         late = [each.message for each in self._kept if each.until <= now]
-        kept = [each.message for each in self._kept if each.until > now]
-        self._kept = [each for each in self._kept if each.until > now][count:]
+        kept = [each for each in self._kept if each.until > now]
+        self._kept = kept[count:]
         if late:
             self._begin(self._leases.give_back, late)
-        return kept[:count]
+        return [each.message for each in kept[:count]]
 
     def _begin(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         assert self._tasks is not None
@@ -228,11 +228,8 @@ class Polls:
             address = await instance.broker_address(topic, broker_name)
             popped = await pop.ask(await instance.connection(address), self.given)
         except HeadraceError as error:
-            instance.outages.report(error, topic, broker_name)
-            if error.refresh_route:
-                instance.invalidate_route(topic)
             self._note(place, error)
-            await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))
+            await instance.pause_after(error, topic, broker_name)
             return False
         instance.outages.answered(topic, address)
         return self._accept(place, popped, pop.invisible_ms / 1000)

@@ -24,8 +24,6 @@ from headrace_protocol.pop.headers import (
 from headrace_protocol.pop.infos import PoppedQueue, parse_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headrace.consumer.subscription import Subscription
     from headrace.popped import Leases
     from headrace_protocol.drivers.aio import AsyncConnection
@@ -116,9 +114,18 @@ class Pop(NamedTuple):
             broker_name=self.broker_name,
             queue_id=handle.queue_id,
         )
-        offset = record.queue_offset if handle.queue_offset is None else handle.queue_offset
+        assert handle.queue_offset is not None
         return PoppedMessage(
-            queue, offset, None, None, 0, record, handle, topic, leases, self.member.body_limits
+            queue,
+            handle.queue_offset,
+            None,
+            None,
+            0,
+            record,
+            handle,
+            topic,
+            leases,
+            self.member.body_limits,
         )
 
 
@@ -168,11 +175,3 @@ class _Handles:
 
 
 _NO_QUEUE = PoppedQueue(TopicKind.NORMAL, 0, 0, ())
-
-
-def by_broker(messages: list[PoppedMessage]) -> Iterator[tuple[str, list[PoppedMessage]]]:
-    """The messages of each broker."""
-    brokers: dict[str, list[PoppedMessage]] = {}
-    for message in messages:
-        brokers.setdefault(message.queue.broker_name, []).append(message)
-    yield from brokers.items()

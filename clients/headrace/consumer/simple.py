@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 
-from headrace.config import check_count, check_limits
+from headrace.config import check_count, check_limits, check_time
 from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
@@ -17,7 +17,8 @@ from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.names import check_group
 from headrace.received import BodyLimits
-from headrace.typed import Typed, awaited
+from headrace.tasks import wait_if_async
+from headrace.typed import Typed
 from headrace.values import shown
 from headrace_protocol.bodies import ConsumerData
 from headrace_protocol.codes import RequestCode
@@ -125,7 +126,7 @@ class SimpleConsumer(Startable):
         """
         self._instance.check_open("SimpleConsumer")
         count = check_count("max", max) or 1
-        check_limits(0, wait=wait)
+        check_time(wait=wait)
         if wait > _LONGEST_WAIT_S:
             raise ConfigurationError(f"wait={wait:g}: must be at most {_LONGEST_WAIT_S:g} seconds")
         until = anyio.current_time() + wait
@@ -149,7 +150,7 @@ class SimpleConsumer(Startable):
             try:
                 found.append((self._typed.read(message), message))
             except InvalidValue as error:
-                await awaited(self._typed.settle(error, message))
+                await wait_if_async(self._typed.settle(error, message))
         return found
 
     async def ack(self, messages: Iterable[PoppedMessage]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-from headrace.config import check_callback, check_limits, check_plain_callback
+from headrace.config import check_callback, check_limits, check_plain_callback, check_time
 from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
@@ -180,7 +180,7 @@ class Producer(Startable):
         Raises NoReply, after which the message may still be handled, and the errors of ``send``.
         """
         self._instance.check_open("Producer")
-        check_limits(0.001, timeout=timeout)
+        check_time(0.001, timeout=timeout)
         return await self._requests.request(message, timeout)
 
     @property

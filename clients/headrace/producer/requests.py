@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InvalidMessage, NoReply
 from headrace.messages import PROPERTIES_BYTES_MAX, encoded
+from headrace.names import check_topic
 from headrace.received import ReceivedMessage
 from headrace.tasks import gather
 from headrace.telemetry import ended
@@ -33,6 +34,8 @@ _log = logging.getLogger("headrace.client")
 
 # Interval at which a waiting requester checks its connections to all brokers.
 _LOOK_S: Final = 1.0
+_PORTS: Final = 1 << 16
+_SHOWN_CHARS: Final = 60
 
 
 class _Waiting:
@@ -148,6 +151,7 @@ class Requests:
 
 def _message(request: RequestReceived) -> ReceivedMessage:
     header = request.command.header(PushReplyHeader)
+    check_topic(header.topic)
     properties = f"{header.properties or ''}{record.ARRIVE_TIME}\x01{now_ms()}\x02"
     raw = record.encode_record(
         topic=header.topic,
@@ -166,6 +170,9 @@ def _message(request: RequestReceived) -> ReceivedMessage:
 
 
 def _host(text: str) -> bytes:
-    """Raises ValueError."""
-    ip, _, port = text.rpartition(":")
-    return encode_host(ip.strip("/[]"), int(port))
+    """The host in a push, which may have its name before a slash. Raises ValueError."""
+    ip, _, digits = text.rpartition(":")
+    port = record.decimal(digits.encode(), -1)
+    if not 0 <= port < _PORTS:
+        raise ValueError(f"host {text[:_SHOWN_CHARS]!r} has no port")
+    return encode_host(ip.rpartition("/")[2].strip("[]"), port)
