@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,6 @@ _CONFLICTS_KEPT = 100
 # Longer than any restart of a broker: until then, a topic that was known is expected back.
 _FORGET_ROUTE_S = 600.0
 _NEW_ROUTE_S = 2.0
-_PAUSE_S = 1.0
 _EVERY_NAMESERVER_SERVES = frozenset(
     {RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO}
 )
@@ -316,18 +315,6 @@ class ClientInstance:
     def known_route(self, topic: str) -> TopicRoute | None:
         """The topic's last known route, which may be out of date."""
         return self._routes.get(topic)
-
-    async def pause_after(
-        self, error: HeadraceError, topic: str, broker_name: str, part: Hashable = None
-    ) -> None:
-        """Report the failure of a request that is repeated, and wait before the next attempt.
-
-        The route is looked up again where the error calls for it. part: see ``outages.report``.
-        """
-        self.outages.report(error, topic, broker_name, part)
-        if error.refresh_route:
-            self.invalidate_route(topic)
-        await anyio.sleep(max(_PAUSE_S, error.retry_after_ms / 1000))
 
     def invalidate_route(self, topic: str) -> None:
         """Make the next use of the topic's route ask the nameserver first."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from headrace.errors import HeadraceError
+    from headrace.instance import ClientInstance
 
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 1.0
@@ -30,3 +38,20 @@ class Pacer:
             return 0.0
         self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         return max(0.0, self._pause_s - elapsed_s)
+
+
+async def pause_after(
+    instance: ClientInstance,
+    error: HeadraceError,
+    topic: str,
+    broker_name: str,
+    part: Hashable = None,
+) -> None:
+    """Report the failure of a request that is repeated, and wait before the next attempt.
+
+    The route is looked up again where the error calls for it. part: see ``outages.report``.
+    """
+    instance.outages.report(error, topic, broker_name, part)
+    if error.refresh_route:
+        instance.invalidate_route(topic)
+    await anyio.sleep(max(LONGEST_PAUSE_S, error.retry_after_ms / 1000))

@@ -10,7 +10,7 @@ import anyio
 from headrace.consumer.process_queue import Failure
 from headrace.consumer.pulls import SLICE_BYTES, Wanted
 from headrace.errors import BrokerError, HeadraceError
-from headrace.pacing import Pacer
+from headrace.pacing import Pacer, pause_after
 from headrace_protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -164,4 +164,4 @@ class Fetcher:
         queue = process_queue.queue
         process_queue.replica_id = 0
         broker_name = self._instance.broker_of(queue)
-        await self._instance.pause_after(error, queue.topic, broker_name, queue)
+        await pause_after(self._instance, error, queue.topic, broker_name, queue)

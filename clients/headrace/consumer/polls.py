@@ -8,7 +8,7 @@ import anyio
 
 from headrace.consumer.pops import Pop
 from headrace.errors import ConfigurationError, HeadraceError
-from headrace.pacing import Pacer
+from headrace.pacing import Pacer, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -229,7 +229,7 @@ class Polls:
             popped = await pop.ask(await instance.connection(address), self.given)
         except HeadraceError as error:
             self._note(place, error)
-            await instance.pause_after(error, topic, broker_name)
+            await pause_after(instance, error, topic, broker_name)
             return False
         instance.outages.answered(topic, address)
         return self._accept(place, popped, pop.invisible_ms / 1000)
