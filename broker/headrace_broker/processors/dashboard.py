@@ -144,11 +144,12 @@ class DashboardProcessor:
         left_out = set((header.filter_groups or "").split(","))
         least: dict[int, int] = {}
         for group in sorted(self._offsets.groups_of(header.topic) - left_out):
-            for queue_id in range(topic.read_queue_nums):
-                offset = self._offsets.query(group, header.topic, queue_id)
-                if offset is not None:
+            await take_break()
+            committed = self._offsets.offsets_of(group, header.topic)
+            for number, (queue_id, offset) in enumerate(committed.items(), 1):
+                if queue_id < topic.read_queue_nums:
                     least[queue_id] = min(least.get(queue_id, _LONG_MAX), offset)
-                if not queue_id % _AT_ONCE:
+                if not number % _AT_ONCE:
                     await take_break()
         for number, (queue_id, offset) in enumerate(least.items()):
             compared = self._offsets.query(header.compare_group, header.topic, queue_id)

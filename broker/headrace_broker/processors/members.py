@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from headrace_protocol import fastjson
 from headrace_protocol.admin_headers import ConsumeDirectlyHeader, GetConsumerStatusHeader
 from headrace_protocol.bodies import ConsumerStatusBody, GroupQueue
+from headrace_protocol.bounds import OutOfBounds, why_too_large
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
 from headrace_protocol.message_ids import decode_offset_message_id
 from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
-from headrace_protocol.waiting import Until, ready, take_break
+from headrace_protocol.waiting import Until, fetch, ready, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,8 @@ _QUEUES_AT_ONCE: Final = 256
 _ASKED_MAX: Final = 16
 # Members of one request, which asks them one by one.
 _MEMBERS_MAX: Final = 100
+# Text with objects as keys takes up to a microsecond per character.
+_STATUSES: Final = Lane("decoding of members' answers", threads=1)
 # Of frames: 3.4.9, of 2016; clients since 3.1.8 answer all three requests.
 _ASKABLE_VERSION: Final = 121
 
@@ -117,7 +120,8 @@ class MembersProcessor:
         """GET_CONSUMER_RUNNING_INFO: passed to the member, whose answer is passed back."""
         header = request.header(GetConsumerRunningInfoHeader)
         member = self._member(header.consumer_group, header.client_id)
-        return _passed_back(await self._ask(member, request.command.code, header))
+        group = header.consumer_group
+        return _passed_back(await self._ask(group, member, request.command.code, header))
 
     async def consume_directly(self, request: Request) -> Reply:
         """CONSUME_MESSAGE_DIRECTLY: a member processes a message of this broker again."""
@@ -127,7 +131,8 @@ class MembersProcessor:
         if header.msg_id:
             record = await ready(partial(self._record, header.msg_id))
             check_readable(request, record)
-        return _passed_back(await self._ask(member, request.command.code, header, record))
+        group = header.consumer_group
+        return _passed_back(await self._ask(group, member, request.command.code, header, record))
 
     def _record(self, message_id: str) -> Buffer:
         """The record of an offset message id. Raises RequestError, NotReady."""
@@ -156,21 +161,31 @@ class MembersProcessor:
                 ResponseCode.CONSUMER_NOT_ONLINE,
                 f"No Any Consumer online in the consumer group: [{header.group}]",
             )
+        if len(members) > _MEMBERS_MAX:
+            raise OutOfBounds(
+                f"group {header.group} has {len(members)} members, and {_MEMBERS_MAX} are the most "
+                "to be asked by one request: name one with clientAddr"
+            )
         table: dict[str, fastjson.Written] = {}
-        for member in members[:_MEMBERS_MAX]:
-            code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-            command, body = await self._ask(member, code, header)
-            if command.code != ResponseCode.SUCCESS:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"consumer <{header.group}> <{member.client_id}> reports no status: "
-                    f"{command.remark}",
-                )
-            status = ConsumerStatusBody.decode(body)
+        for member in members:
+            status = await self._status(member, header)
             table[member.client_id] = await fastjson.dumps_sliced(
                 status.message_queue_table.items()
             )
         return Reply(body=fastjson.dumps_parts({"consumerTable": table}))
+
+    async def _status(self, member: Member, header: GetConsumerStatusHeader) -> ConsumerStatusBody:
+        """A member's offsets, which no other bound has checked. Raises RequestError."""
+        code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+        command, body = await self._ask(header.group, member, code, header)
+        if command.code != ResponseCode.SUCCESS:
+            raise _no_status(header.group, member, command.remark)
+        if reason := why_too_large(code, len(body)):
+            raise _no_status(header.group, member, reason)
+        try:
+            return await fetch(partial(ConsumerStatusBody.decode, body), _STATUSES)
+        except fastjson.MalformedJson as error:
+            raise _no_status(header.group, member, error) from error
 
     def _member(self, name: str, client_id: str) -> Member:
         """A member that can be asked. Raises RequestError."""
@@ -189,14 +204,15 @@ class MembersProcessor:
         return member
 
     async def _ask(
-        self, member: Member, code: int, header: msgspec.Struct, body: Buffer = b""
+        self, group: str, member: Member, code: int, header: msgspec.Struct, body: Buffer = b""
     ) -> Answer:
         """A member's answer. Raises RequestError if there is none."""
         client_id = member.client_id
         if self._client_requests.pending_count(member.channel) >= _ASKED_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"consumer <{client_id}> has {_ASKED_MAX} requests to answer, retry later",
+                f"consumer <{group}> <{client_id}> has {_ASKED_MAX} requests to answer, retry "
+                "later",
             )
         answer: Answer | None = await Until(
             "a consumer",
@@ -207,7 +223,7 @@ class MembersProcessor:
         if answer is None:
             raise RequestError(
                 ResponseCode.CONSUME_MSG_TIMEOUT,
-                f"consumer <{client_id}> did not answer in time, or has left",
+                f"consumer <{group}> <{client_id}> did not answer in time, or has left",
             )
         return answer
 
@@ -215,3 +231,10 @@ class MembersProcessor:
 def _passed_back(answer: Answer) -> Reply:
     command = answer.command
     return Reply(None, (bytes(answer.body),), command.code, command.remark)
+
+
+def _no_status(group: str, member: Member, reason: object) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_ERROR,
+        f"consumer <{group}> <{member.client_id}> reports no status: {reason}",
+    )

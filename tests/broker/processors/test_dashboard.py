@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from headrace_broker.core import Pace
+from headrace_broker.processors.dashboard import DashboardProcessor
 from headrace_broker.statistics import BrokerStatistics, Counter, History
 from headrace_protocol.admin_headers import (
     ConsumeDirectlyHeader,
@@ -30,13 +33,22 @@ from headrace_protocol.bodies import (
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
 )
+from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.command import FLAG_RESPONSE
+from headrace_protocol.command import FLAG_RESPONSE, Command, header_fields
+from headrace_protocol.errors import NotReady
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import decode_record
 from headrace_protocol.message_ids import encode_offset_message_id
 from headrace_protocol.pop.headers import PopMessageHeader
-from tests.support.broker import Answer, BrokerUnderTest, broker_config
+from headrace_protocol.serving import Request, Then
+from tests.support.broker import (
+    Answer,
+    BrokerUnderTest,
+    FetchesAtOnce,
+    WorkAtOnce,
+    broker_config,
+)
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header
 
@@ -47,6 +59,18 @@ class OtherChannel(MemoryChannel):
     """A client with an address of its own."""
 
     address = "127.0.0.1:2"
+
+
+class Noted(FetchesAtOnce):
+    """Notes what is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes: list[str] = []
+
+    def start(self, channel: Channel, wait: NotReady, then: Then) -> None:
+        self.lanes.append(wait.lane.name)
+        super().start(channel, wait, then)
 
 
 @pytest.fixture
@@ -164,6 +188,34 @@ def test_corrections_are_the_least_progress_of_the_others(broker: BrokerUnderTes
     assert correction(broker, header) == 2**63 - 1, "it is behind all others"
 
 
+def test_corrections_of_queues_that_are_still_read(broker: BrokerUnderTest) -> None:
+    broker.offsets.commit("a", "t", 0, 3)
+    broker.offsets.commit("a", "t", 2, 1)
+    header = QueryCorrectionOffsetHeader(topic="t", compare_group="none")
+    assert correction(broker, header) == 3, "t has two queues"
+
+
+def test_corrections_look_only_at_what_is_committed(broker: BrokerUnderTest) -> None:
+    broker.create_topic("wide", 10_000)
+    for number in range(20):
+        broker.offsets.commit(f"g{number}", "wide", 0, 3)
+    processor = DashboardProcessor(
+        broker.topics,
+        broker.groups,
+        broker.consumers,
+        broker.producers,
+        broker.offsets,
+        broker.clock,
+        broker.changes,
+    )
+    header = QueryCorrectionOffsetHeader(topic="wide", compare_group="g1")
+    fields = msgspec.Raw(msgspec.json.encode(header_fields(header)))
+    command = Command(C.QUERY_CORRECTION_OFFSET, ext_fields=fields)
+    request = Request(MemoryChannel(), SerializeType.JSON, command, b"", 0)
+    breaks = list(processor.correction_offsets(request).__await__())
+    assert len(breaks) == 21, "one for each group, and one for the queue that was found"
+
+
 def test_the_progress_of_all_groups(broker: BrokerUnderTest) -> None:
     broker.store_message("t", 0)
     create(broker, "g")
@@ -268,6 +320,51 @@ async def test_the_status_of_all_members(broker: BrokerUnderTest) -> None:
     reply_to(broker, member, request.opaque, b"", code=3)
     ((reply, _),) = asker.replies()
     assert (reply.code, "c1" in (reply.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+async def status_answered(broker: BrokerUnderTest, body: bytes) -> Answer:
+    """The answer to a question for the status of a group's only member, which sends ``body``."""
+    member, asker = broker.join("g", "c1", "t"), OtherChannel()
+    header = GetConsumerStatusHeader(topic="t", group="g")
+    broker.send(C.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header, channel=asker)
+    request, _ = requested(member)
+    reply_to(broker, member, request.opaque, body)
+    ((reply, answered),) = asker.replies()
+    return Answer(reply, answered)
+
+
+async def test_a_status_is_decoded_in_a_thread(tmp_path: Path) -> None:
+    fetches = Noted()
+    broker = BrokerUnderTest(tmp_path, pace=Pace(WorkAtOnce(), fetches, math.inf))
+    broker.create_topic("t", 2)
+    table = {MessageQueue("t", "broker-a", queue_id): 7 for queue_id in range(2_000)}
+    answer = await status_answered(broker, ConsumerStatusBody(message_queue_table=table).encode())
+    assert (answer.code, answer.body.count(b"}:7")) == (ResponseCode.SUCCESS, 2_000)
+    assert fetches.lanes == ["decoding of members' answers"]
+
+
+@pytest.mark.parametrize(
+    ("body", "remark"),
+    [
+        (b"{}" + b" " * 256 * 1024, "262146 bytes: 262144 is the most"),
+        (b'{"messageQueueTable":', "found the end at character 21"),
+    ],
+)
+async def test_a_status_that_is_not_read(broker: BrokerUnderTest, body: bytes, remark: str) -> None:
+    answer = await status_answered(broker, body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark.startswith("consumer <g> <c1> reports no status: ")
+    assert answer.remark.endswith(remark)
+
+
+async def test_no_status_of_some_of_the_members(broker: BrokerUnderTest) -> None:
+    for number in range(101):
+        broker.join("g", f"c{number}", "t", channel=MemoryChannel())
+    header = GetConsumerStatusHeader(topic="t", group="g")
+    answer = broker.ask(C.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "group g has 101 members" in answer.remark
+    assert "name one with clientAddr" in answer.remark
 
 
 # -- the broker ------------------------------------------------------------------------------------
