@@ -227,8 +227,13 @@ class Query:
         """Write the owner beside the blocks, unless it is there or in the state. Raises OSError."""
         if self.owner is None or self._has_owner_file or self._saved.owner is not None:
             return
+        try:
+            owner_file.write(self.folder, self._files, self.owner)
+        except OSError:
+            # An empty one would say that there is no block either.
+            (self.folder / owner_file.NAME).unlink(missing_ok=True)
+            raise
         self._has_owner_file = True
-        owner_file.write(self.folder, self._files, self.owner)
 
     def _remove_owner(self) -> None:
         if self._has_owner_file:

@@ -316,7 +316,10 @@ class Staging:
     async def _discard(self, query: Query, paths: Iterable[Path]) -> None:
         if await sliced(voided(query, paths)):
             await self.queries.in_thread(query.remove_void)
-            query.remove_folder()
+            try:
+                query.remove_folder()
+            except OSError as error:
+                raise self.queries.unavailable(error) from error
 
     async def forget(self, query_id: str) -> None:
         """Remove the state of a query that won't come back. Raises RequestError."""

@@ -171,6 +171,18 @@ def test_the_owner_goes_with_the_last_attempt(tmp_path: Path) -> None:
     assert send(again, "alice", "a").code == OK
 
 
+def test_an_owner_that_can_not_be_removed(tmp_path: Path) -> None:
+    broker = start(tmp_path)
+    send(broker, "alice", "a")
+    owner = next(tmp_path.glob("**/owner.json"))
+    owner.unlink()
+    owner.mkdir()
+    header, body = OTHERS[RequestCode.STAGE_ABORT]
+    answer = asked(broker, "alice", RequestCode.STAGE_ABORT, header, body)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert str(owner) in answer.remark
+
+
 def test_a_damaged_owner_opens_the_query_to_nobody(tmp_path: Path) -> None:
     broker = start(tmp_path)
     send(broker, "alice", "a")

@@ -100,3 +100,20 @@ def test_the_phase_at_the_start_is_that_of_the_file(tmp_path: Path) -> None:
     found.load()
     assert (found.phase, found.is_idle) == (Phase.DAMAGED, False)
     assert str(path) in str(found.problem)
+
+
+def test_an_owner_that_could_not_be_written_is_written_again(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    query = query_at(tmp_path, files)
+    query.folder.mkdir(parents=True)
+    query.claim("ann")
+    files.is_unwritable = True
+    with pytest.raises(OSError, match="error"):
+        query.keep_owner()
+    assert list(query.folder.iterdir()) == []
+    files.is_unwritable = False
+    query.keep_owner()
+    query.path(0, "a").touch()
+    found = query_at(tmp_path)
+    found.load()
+    assert found.owner == "ann"
