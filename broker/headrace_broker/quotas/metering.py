@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from time import thread_time
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Frame
     from headrace_protocol.quotas import Of
     from headrace_protocol.serving import Registry
+
+# Names to search a header for; decoding it takes as long as a few dozen searches.
+_SEARCHED_MAX: Final = 32
+# A character of a name, as JSON may have it.
+_ESCAPED: Final = re.compile(rb"\\u00[2-7]")
+# Frames whose names are looked at before they are served: those that are left over are looked at
+# again.
+_FRAMES_AT_ONCE: Final = 256
 
 _KINDS: Final[dict[Kind, Of]] = {Kind.TOPIC: "topic", Kind.GROUP: "group"}
 
@@ -110,14 +119,14 @@ class BrokerMetering(Metering):
         )
 
     def _serve(self, serve: Serve, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
-        """Serve frames; those of topics and groups that owe too much are refused.
+        """Serve the first frames; those of topics and groups that owe too much are refused.
 
         The time for all is divided among them, since they are served together.
         """
         now_s = self.now_s()
         served: list[Frame] = []
         meters: list[list[Meter]] = []
-        for frame in frames:
+        for frame in frames[:_FRAMES_AT_ONCE]:
             named = self._meters_of(channel, frame)
             refusing = [meter for meter in named if meter.refuses(now_s)]
             if refusing:
@@ -132,13 +141,13 @@ class BrokerMetering(Metering):
             for meter in named:
                 self.spend(meter, "requests", 1, now_s)
                 self.spend(meter, "cpu", each_s, now_s)
-        return rest
+        return rest + frames[_FRAMES_AT_ONCE:]
 
     def _meters_of(self, channel: ServerChannel, frame: Frame) -> list[Meter]:
         """The meters of the topics and groups that a header names."""
         serialize_type, header, body = frame
         header = bytes(header)
-        if not any(map(header.__contains__, self._named)):
+        if not self._may_name(header):
             return []
         try:
             command = decode_header(serialize_type, header)
@@ -147,6 +156,15 @@ class BrokerMetering(Metering):
             return []  # whoever serves it finds it malformed
         meters = (self.meter(_KINDS[each.kind], each.name) for each in asked if each.kind in _KINDS)
         return [meter for meter in meters if meter is not None]
+
+    def _may_name(self, header: bytes) -> bool:
+        """False if a header names no topic and no group with limits."""
+        named = self._named
+        return (
+            len(named) > _SEARCHED_MAX
+            or any(map(header.__contains__, named))
+            or _ESCAPED.search(header) is not None
+        )
 
     # -- what users have at a time -----------------------------------------------------------------
 

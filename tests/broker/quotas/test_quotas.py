@@ -7,20 +7,27 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from headrace_broker.quotas.metering import BrokerMetering
 from headrace_broker.quotas.owners import Owners
 from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
+from headrace_daemon.quotas.table import QuotaTable
+from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import header_fields
+from headrace_protocol.frame import Frame, FrameReader
+from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
 from tests.support.metrics import parse, values
 from tests.support.paused_clients import Client, clients_of, codes, quota
 from tests.support.wire import pull_header
@@ -368,3 +375,89 @@ async def test_without_quotas_nothing_is_metered(tmp_path: Path) -> None:
     assert metered() == {True}
     broker.ask(RequestCode.SET_QUOTA, body=quota("topic", "T"))
     assert metered() == {False}
+
+
+# -- what headers name -----------------------------------------------------------------------------
+
+
+class Named(MemoryChannel):
+    """A client that can be held back."""
+
+    def read_little(self) -> None:
+        pass
+
+
+async def metering_of(broker: BrokerUnderTest, *topics: str) -> BrokerMetering:
+    """Meters of topics that permit one request a second."""
+    table, owners = QuotaTable(None), broker.budget.makers
+    assert isinstance(owners, Owners)
+
+    def hold_back(channel: ServerChannel, *, is_held_back: bool) -> None:
+        pass
+
+    for topic in topics:
+        await table.put(Quota(of="topic", name=topic, requests=1.0))
+    metering = BrokerMetering(
+        table, broker.registry, hold_back, lambda: None, broker.long_polling, owners
+    )
+    metering.forget()
+    return metering
+
+
+def pull_frame(topic: str) -> Frame:
+    """A pull whose header is JSON, with ``topic`` as it is written there."""
+    fields = header_fields(pull_header(topic="TOPIC", consumer_group="g"))
+    frame = encode_frame(SerializeType.JSON, PULL, 1, fields=fields)
+    ((serialize_type, header, body),) = FrameReader().feed(frame)
+    return serialize_type, bytes(header).replace(b"TOPIC", topic.encode()), body
+
+
+@pytest.mark.parametrize("others", [0, 32])
+@pytest.mark.parametrize(
+    ("topic", "is_counted"),
+    [
+        ("orders", True),
+        (r"\u006frders", True),
+        (r"o\u0072der\u0073", True),
+        (r"\u004frders", False),
+        ("other", False),
+    ],
+)
+async def test_a_limited_topic_is_found_however_a_header_names_it(
+    tmp_path: Path, topic: str, is_counted: bool, others: int
+) -> None:
+    broker = BrokerUnderTest(tmp_path)
+    names = (f"t{number}" for number in range(others))
+    metering = await metering_of(broker, "orders", *names)
+    served: list[Frame] = []
+
+    def serve(_channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        served.extend(frames)
+        return []
+
+    for _ in range(10):
+        metering.handle(cast("ServerChannel", Named()), [pull_frame(topic)], serve)
+    assert metering.refused["topic", "orders"] == 10 - len(served)
+    assert (len(served) < 10) == is_counted
+
+
+async def test_frames_are_looked_at_in_pieces(tmp_path: Path) -> None:
+    """Those for which a turn has no time are looked at again."""
+    metering = await metering_of(BrokerUnderTest(tmp_path), "orders")
+    frames = [pull_frame(f"other{number}") for number in range(1000)]
+    served: list[Frame] = []
+
+    def serve(_channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        served.extend(frames[:100])
+        return frames[100:]
+
+    rest = metering.handle(cast("ServerChannel", Named()), frames, serve)
+    assert (served, rest) == (frames[:100], frames[100:])
+    looked_at: list[int] = []
+
+    def serve_all(_channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        looked_at.append(len(frames))
+        return []
+
+    assert metering.handle(cast("ServerChannel", Named()), rest, serve_all) == frames[356:]
+    assert looked_at == [256]
