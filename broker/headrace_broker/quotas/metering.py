@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from headrace_broker.host_budget import Made
     from headrace_broker.queue_directory import Lookup, QueueDirectory
     from headrace_broker.quotas.owners import Owners
-    from headrace_daemon.quotas.metering import HoldBack, Serve
     from headrace_daemon.quotas.table import QuotaTable
+    from headrace_daemon.serving.server import HoldBack, Serve
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Frame

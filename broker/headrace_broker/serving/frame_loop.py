@@ -6,7 +6,7 @@ Messages of a turn are in the log before its replies leave, and in their queues 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -15,34 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace_broker.store.message_store import MessageStore
-    from headrace_daemon.serving.server import RemotingServer
+    from headrace_daemon.quotas.metering import Metering
+    from headrace_daemon.serving.server import HoldBack, RemotingServer
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.frame import Frame
     from headrace_protocol.serving import Registry
-
-    Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
 
 log = structlog.get_logger("headrace.broker")
 
 _PRESSURE_TIMEOUT_S = 2.0
 _PRESSURE_POLL_S = 0.01
-
-
-class HoldBack(Protocol):
-    """The signature of ``RemotingServer.hold_back``."""
-
-    def __call__(self, channel: ServerChannel, *, is_held_back: bool) -> None:
-        """Stop reading from a client, or resume."""
-
-
-class Meter(Protocol):
-    """Measures what clients take; ``quotas/metering.py``."""
-
-    def handle(self, channel: ServerChannel, frames: list[Frame], serve: Serve, /) -> list[Frame]:
-        """Serve the frames with ``serve``, or refuse them; see ``FrameHandler``."""
-
-    def closed(self, channel: ServerChannel, /) -> None:
-        """See ``FrameHandler``."""
 
 
 class FrameLoop:
@@ -65,7 +47,7 @@ class FrameLoop:
         self._commit_log = store.commit_log
         self._write_path = store.write_path
         self._on_closed = tuple(on_closed)
-        self.meter: Meter | None = None
+        self.meter: Metering | None = None
         self.client: ServerChannel | None = None
         self._producers_of_turn: list[ServerChannel] = []
         self._held_back: list[ServerChannel] = []

@@ -31,22 +31,14 @@ from headrace_protocol.quotas import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
     from headrace_daemon.quotas.table import QuotaTable
+    from headrace_daemon.serving.server import HoldBack, Serve
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Frame
     from headrace_protocol.quotas import Of, Quota
     from headrace_protocol.serving import Registry
-
-    Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
-
-    class HoldBack(Protocol):
-        """The signature of ``RemotingServer.hold_back``."""
-
-        def __call__(self, channel: ServerChannel, *, is_held_back: bool) -> None:
-            """Stop reading from a client, or resume."""
 
 
 # The longest time that a client is held back: less than clients wait for an answer. The pulls of a

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.serving import Request
 
+    # As ``FrameHandler.handle``.
+    Serve = Callable[[ServerChannel, list[Frame]], list[Frame]]
+
 log = structlog.get_logger("headrace.server")
 
 _SWEPT_AT_ONCE = 200
@@ -71,6 +74,13 @@ class ServerLimits:
     small_send_bytes: int = 64 * 1024
     handshake_s: float = 10.0
     sweep_s: float = 5.0
+
+
+class HoldBack(Protocol):
+    """The signature of ``RemotingServer.hold_back``."""
+
+    def __call__(self, channel: ServerChannel, *, is_held_back: bool) -> None:
+        """Stop reading from a client, or resume."""
 
 
 class FrameHandler(Protocol):
