@@ -189,7 +189,7 @@ def build_core(config: BrokerConfig, store: MessageStore, around: Surroundings) 
     Raises StoreFormatError if a table can't be read, AccessError for users or their settings.
     """
     pace, changes, budget = around.pace, HostLog(log), HostBudget()
-    rights = around.rights or open_access(config, changes)
+    rights = around.rights or open_access(config, store.fs, changes)
     tables = _tables(config, store, budget)
     store.is_batch_topic = tables.topics.is_batched
     filters = FilterTable(config, _file(config, store, FILTER_NAME), store.clock.now_ms, budget)

@@ -43,13 +43,18 @@ def load_table(file: ConfigFile, parse: Callable[[bytes], Table]) -> Table | Non
     parse: raises ValueError for invalid data. Raises StoreFormatError.
     """
     table = file.read(parse)
+    warn_of_backup(file)
+    return table
+
+
+def warn_of_backup(file: ConfigFile) -> None:
+    """Warn if a file was read from its backup."""
     if file.source is ConfigSource.BACKUP:
         log.warning(
             "file damaged or missing, backup used: the last changes may be lost",
             path=str(file.path),
             problem=file.problem,
         )
-    return table
 
 
 def warn_if_missing(file: ConfigFile, meaning: str) -> None:

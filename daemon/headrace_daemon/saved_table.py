@@ -10,9 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.drivers.files import file_stamp, replace_file
 from headrace_protocol.errors import Lane, RequestError
 from headrace_protocol.waiting import fetch
 
@@ -42,12 +43,44 @@ class _Pending(NamedTuple, Generic[Key, Value]):
     done: Future[None]
 
 
+class TableFile(Protocol):
+    """The file of a small table, whole or not at all; the broker's ``ConfigFile`` is one."""
+
+    path: Path
+
+    def read(self, parse: Callable[[bytes], Value]) -> Value | None:
+        """The parsed file; None without one. Raises what ``parse`` does, and OSError."""
+
+    def save(self, data: bytes) -> None:
+        """Replace the file. Raises OSError."""
+
+
+class PlainFile:
+    """The file of a table at a daemon that has no store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, parse: Callable[[bytes], Value]) -> Value | None:
+        """See TableFile."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        return parse(data)
+
+    def save(self, data: bytes) -> None:
+        """See TableFile."""
+        replace_file(self.path, data)
+
+
 class SavedTable(Generic[Key, Value]):
-    """The entries of a file. path: None keeps them in memory only."""
+    """The entries of a file, which no other program may change. path: None keeps them in memory."""
 
     def __init__(self, path: Path | None, entries: dict[Key, Value]) -> None:
         """entries: as loaded from the file; put in force at once."""
         self.path = path
+        self._stamp = None if path is None else file_stamp(path)
         self._saved = entries
         self._pending: deque[_Pending[Key, Value]] = deque()
         self._edits: deque[Edit[Key, Value]] = deque()
@@ -106,7 +139,7 @@ class SavedTable(Generic[Key, Value]):
         if self.path is None:
             return None
         try:
-            self._write(entries)
+            self._replace(self.path, entries)
         except OSError as error:
             reason = error.strerror or error
             return RequestError(
@@ -116,6 +149,15 @@ class SavedTable(Generic[Key, Value]):
         except Exception as error:  # noqa: BLE001 - raised where the request is served
             return error
         return None
+
+    def _replace(self, path: Path, entries: Mapping[Key, Value]) -> None:
+        """Write the file, unless another program has. Raises OSError."""
+        if file_stamp(path) != self._stamp:
+            raise OSError("another program has changed it: restart this daemon")
+        try:
+            self._write(entries)
+        finally:
+            self._stamp = file_stamp(path)
 
     def _put_in_force(self) -> None:
         while self._edits:

@@ -16,6 +16,7 @@ from headrace_daemon.network import TcpNetwork
 from headrace_daemon.quotas.processor import QuotaProcessor
 from headrace_daemon.quotas.quotas import Quotas
 from headrace_daemon.quotas.table import QuotaTable
+from headrace_daemon.saved_table import PlainFile
 from headrace_daemon.services import Service, Services
 from headrace_daemon.serving.server import RemotingServer, ServerLimits
 from headrace_daemon.serving.server_channel import ServerChannel
@@ -102,7 +103,9 @@ class NameServer:
         processor.register(self._registry)
         SettingsRequests(config).register(self._registry)
         self._begin = processor.begin
-        table = QuotaTable(config.quotas_path, {"user": NAMESERVER_LIMITS})
+        path = config.quotas_path
+        file = None if path is None else PlainFile(path)
+        table = QuotaTable(file, {"user": NAMESERVER_LIMITS})
         QuotaProcessor(table, self._log).register(self._registry)
         # None while there are no quotas.
         self._meter: Metering | None = None

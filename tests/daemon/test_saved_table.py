@@ -67,3 +67,19 @@ def test_what_is_not_saved_does_not_hold(tmp_path: Path, error: Exception) -> No
     at_once(table.change(added))
     assert table.saves == [{"a": 1, "b": 2}]
     assert table.in_force == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_file_that_another_program_changes_is_not_overwritten(
+    tmp_path: Path, existed: bool
+) -> None:
+    path = tmp_path / "numbers.json"
+    if existed:
+        path.write_text("{}")
+    table = Numbers(path)
+    path.write_text('{"a":7}')
+    for _ in range(2):
+        with pytest.raises(RequestError, match="another program has changed it: restart this"):
+            at_once(table.change(added))
+    assert table.saves == []
+    assert table.in_force == {"a": 1}

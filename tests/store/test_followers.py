@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -64,7 +65,9 @@ class FailingSaves(FaultyFiles):
         self.failures = 0
         self._fails_late = fails_late
 
-    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+    def replace(
+        self, path: Path, data: bytes | Iterable[bytes], backup_path: Path | None = None
+    ) -> None:
         is_failing = path.parent.name == POSITIONS_FOLDER and self.failures > 0
         self.failures -= is_failing
         if not is_failing or self._fails_late:

@@ -25,6 +25,11 @@ from headrace_broker.timer.checkpoint import (
     TimerCheckpoint,
     TimerPosition,
 )
+from headrace_daemon.access.users_file import Account, UsersFile
+from headrace_daemon.quotas.table import QuotaTable
+from headrace_protocol.quotas import Quota
+from headrace_protocol.rights.users import User, UserKind, UserStatus
+from headrace_protocol.waiting import at_once
 from tests.support.stores import FaultyFiles, crash, open_store, put, query_index, read_all
 
 
@@ -53,9 +58,17 @@ class NoRoom(FaultyFiles):
         return super().open(path, flags)
 
 
+ALICE = Account(User("alice", UserKind.NORMAL, UserStatus.ENABLE, None))
+
+
 def save_timers(root: Path, files: Files) -> None:
     position = PositionFile(root / "timer.json", TimerCheckpoint, files)
     TimerCheckFile(root / "timercheck", files, position).save(TimerCheck(1), TimerPosition())
+
+
+def save_quota(root: Path, files: Files) -> None:
+    table = QuotaTable(ConfigFile(root / "quotas.json", files))
+    at_once(table.put(Quota(of="topic", name="T", requests=1.0)))
 
 
 SAVES: dict[str, Callable[[Path, Files], None]] = {
@@ -68,6 +81,10 @@ SAVES: dict[str, Callable[[Path, Files], None]] = {
     "seals": lambda root, files: Seals(root, files).save(Checkpoint(), []),
     "staged state": lambda root, files: state_file(root, files).save(QueryState()),
     "timers": save_timers,
+    "quotas": save_quota,
+    "users": lambda root, files: UsersFile(root / "users.json", "b", replace=files.replace).save(
+        {"alice": ALICE}
+    ),
 }
 
 

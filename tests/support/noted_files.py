@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace_broker.store.files.filesystem import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 
@@ -18,6 +18,8 @@ class NotedFiles(Files):
         super().__init__()
         self.note = note
 
-    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+    def replace(
+        self, path: Path, data: bytes | Iterable[bytes], backup_path: Path | None = None
+    ) -> None:
         super().replace(path, data, backup_path)
-        self.note(path, data)
+        self.note(path, data if isinstance(data, bytes) else b"".join(data))

@@ -10,14 +10,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.store.files.filesystem import Files
     from headrace_daemon.access.opening import OpenedAccess
     from headrace_daemon.host_log import HostLog
 
 
-def open_access(config: BrokerConfig, log: HostLog) -> OpenedAccess:
-    """See ``opening.open_access``. log: for changes by clients. Raises AccessError."""
-    cluster = config.broker_cluster_name
-    return opening.open_access(config.access_config(), _path(config), _owner(config), cluster, log)
+def open_access(config: BrokerConfig, files: Files, log: HostLog) -> OpenedAccess:
+    """See ``opening.open_access``. files: of the store. log: for changes by clients.
+
+    Raises AccessError.
+    """
+    return opening.open_access(
+        config.access_config(),
+        _path(config),
+        _owner(config),
+        config.broker_cluster_name,
+        log,
+        files.replace,
+    )
 
 
 def check_users(config: BrokerConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.feature import Feature
+from headrace_broker.persistence import warn_of_backup
 from headrace_broker.quotas.owners import Owners
 from headrace_daemon.quotas.processor import QuotaProcessor
 from headrace_daemon.quotas.quotas import Quotas
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 def build(core: Core) -> Feature:
     """See ``Feature``. Raises AccessError or StoreFormatError for files that can't be read."""
-    table = QuotaTable(core.config.store_path_root_dir / "config" / FILE)
+    file = core.file(FILE)
+    table = QuotaTable(file)
+    warn_of_backup(file)
     serving, long_polling, tables = core.serving, core.clients.long_polling, core.tables
     owners = core.budget.makers = Owners(
         core.file("owners.json"),

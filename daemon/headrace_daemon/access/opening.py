@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.errors import RequestError
 from headrace_protocol.rights.access import Access
 from headrace_protocol.rights.users import Users
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from headrace_daemon.access.settings import AccessConfig
     from headrace_daemon.access.tokens import Tokens
     from headrace_daemon.host_log import HostLog
+    from headrace_protocol.drivers.files import Replace
     from headrace_protocol.serving import Registry, Reply, Request
 
 _FIRST, _LAST = RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL
@@ -43,12 +45,17 @@ class OpenedAccess(NamedTuple):
 
 
 def open_access(
-    config: AccessConfig, path: Path, owner: str, cluster: str, log: HostLog
+    config: AccessConfig,
+    path: Path,
+    owner: str,
+    cluster: str,
+    log: HostLog,
+    replace: Replace = replace_file,
 ) -> OpenedAccess:
     """The access control of a daemon that starts; makes the users that its settings name.
 
-    path: the users' file. owner: see ``UsersFile``. cluster: see ``Access``. log: for changes of
-    users, and log-ins. Raises AccessError.
+    path: the users' file. owner, replace: see ``UsersFile``. cluster: see ``Access``. log: for
+    changes of users, and log-ins. Raises AccessError.
     """
     if not config.settings.authentication:
         users = Users()
@@ -57,7 +64,7 @@ def open_access(
     from headrace_daemon.access.user_requests import UserRequests
     from headrace_daemon.access.users_opening import open_accounts
 
-    accounts = open_accounts(config, path, owner)
+    accounts = open_accounts(config, path, owner, replace)
     return OpenedAccess(
         accounts.users,
         Access(config.settings, accounts.users, cluster),

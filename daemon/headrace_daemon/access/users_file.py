@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_daemon.access.cipher import Cipher
+    from headrace_protocol.drivers.files import Replace
 
 _FORMAT: Final = 1
 _SEAL: Final = b'\n],"seal":"'
 _BYTES_MAX: Final = 512 * 1024 * 1024
 # As a line has that of a user without a password.
 _NO_VERIFIER: Final = Verifier(b"", 0, b"", b"")
-_Stamp = tuple[int, int, int] | None
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
@@ -80,15 +80,22 @@ class UsersFile:
     """The users of one daemon on disk, mode 0600; each change replaces the file.
 
     owner: the daemon, as in ``broker DefaultCluster/broker-a``. cipher: of the passwords.
+    replace: writes the file, whole or not at all; with the room that its daemon keeps for that.
     has_clear_secrets: whether the next save encrypts passwords that the file has in clear.
     """
 
-    def __init__(self, path: Path, owner: str, cipher: Cipher | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        owner: str,
+        cipher: Cipher | None = None,
+        replace: Replace = replace_file,
+    ) -> None:
         self.path = path
+        self._replace = replace
         self._owner = owner
         self._cipher = cipher
         self.has_clear_secrets = False
-        self._stamp: _Stamp = None
         # The lines of the last save or load.
         self._lines: dict[str, _Encoded] = {}
 
@@ -107,7 +114,6 @@ class UsersFile:
                 f"{self.path}: has the users of {owner}, and this is {self._owner}: give the "
                 "daemon its former name, or move the file away and make the users again"
             )
-        self._stamp = self._stamp_now()
         return dict(map(self._account, lines))
 
     def _account(self, data: bytes) -> tuple[str, Account]:
@@ -145,19 +151,14 @@ class UsersFile:
     def save(self, accounts: Mapping[str, Account]) -> None:
         """Replace the file; it is on disk when this returns. In any thread, one at a time.
 
-        Raises OSError, also if another program has changed the file.
+        Raises OSError.
         """
-        if self._stamp_now() != self._stamp:
-            raise OSError(f"{self.path}: another program has changed it: restart this daemon")
         head = b'{"format":%d,"owner":%b,"users":[' % (_FORMAT, msgspec.json.encode(self._owner))
         encoded = self._encoded(accounts)
         seal = _end((_digest(head), *(each.digest for each in encoded)))
         # Not joined: a copy of megabytes would keep the loop waiting.
         parts = [part for each in encoded for part in (b",\n", each.line)]
-        try:
-            replace_file(self.path, (head, b"\n", *parts[1:], seal))
-        finally:
-            self._stamp = self._stamp_now()
+        self._replace(self.path, (head, b"\n", *parts[1:], seal))
 
     def _encoded(self, accounts: Mapping[str, Account]) -> list[_Encoded]:
         """A line for each user; only those of accounts that have changed are made."""
@@ -188,13 +189,6 @@ class UsersFile:
         if self._cipher is None or user.secret is None:
             return None
         return self._cipher.encrypt(user.name, user.secret)
-
-    def _stamp_now(self) -> _Stamp:
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_sealed(path: Path) -> tuple[str, list[bytes]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_daemon.access.settings import AccessConfig
+    from headrace_protocol.drivers.files import Replace
     from headrace_protocol.rights.credentials import Credentials
     from headrace_protocol.rights.users import User
 
@@ -30,12 +31,12 @@ _HOW: Final = (
 )
 
 
-def open_accounts(config: AccessConfig, path: Path, owner: str) -> Accounts:
+def open_accounts(config: AccessConfig, path: Path, owner: str, replace: Replace) -> Accounts:
     """All users, of which those of the settings are made if they are missing.
 
-    Raises AccessError.
+    replace: see ``UsersFile``. Raises AccessError.
     """
-    file = UsersFile(path, owner, config.cipher)
+    file = UsersFile(path, owner, config.cipher, replace)
     accounts = _opened(file)
     for credentials in filter(None, (config.initial, config.inner)):
         _make(accounts, credentials)

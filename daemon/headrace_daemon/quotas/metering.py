@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from headrace_protocol.quotas import Of, Quota
     from headrace_protocol.serving import Registry
 
-
 # The longest time that a client is held back: less than clients wait for an answer. The pulls of a
 # group wait longer anyway.
 _HOLD_S: Final = {"user": 2.0, "topic": 2.0, "group": 10.0}

@@ -8,14 +8,13 @@ from headrace_daemon.access.errors import AccessError
 from headrace_daemon.saved_table import Edit, SavedTable
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.errors import RequestError
-from headrace_protocol.fastjson import MalformedJson
 from headrace_protocol.quotas import LIMITS, Of, Quota, QuotaList
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+
+    from headrace_daemon.saved_table import TableFile
 
 _Key = tuple[Of, str]
 # The name of their file.
@@ -26,17 +25,21 @@ class QuotaTable(SavedTable[_Key, Quota]):
     """All quotas, by user, topic or group. on_change: called after a change."""
 
     def __init__(
-        self, path: Path | None, limits: Mapping[Of, tuple[str, ...]] | None = None
+        self, file: TableFile | None, limits: Mapping[Of, tuple[str, ...]] | None = None
     ) -> None:
         """Load the table. limits: those that this daemon can apply, if not all.
 
-        Raises AccessError if the file can't be read.
+        Raises AccessError if the file can't be read, and what its ``read`` raises for that.
         """
+        self._file = file
         self._limits = LIMITS if limits is None else limits
         self._quotas: dict[_Key, Quota] = {}
         self.on_change: Callable[[], None] = lambda: None
-        loaded = _read(path) if path is not None and path.exists() else []
-        super().__init__(path, {(quota.of, quota.name): quota for quota in loaded})
+        loaded = [] if file is None else _read(file)
+        super().__init__(
+            None if file is None else file.path,
+            {(quota.of, quota.name): quota for quota in loaded},
+        )
 
     def __len__(self) -> int:
         return len(self._quotas)
@@ -74,8 +77,8 @@ class QuotaTable(SavedTable[_Key, Quota]):
         await self.change(change)
 
     def _write(self, entries: Mapping[_Key, Quota]) -> None:
-        assert self.path is not None
-        replace_file(self.path, QuotaList(quotas=list(entries.values())).encode(strict=True))
+        assert self._file is not None
+        self._file.save(QuotaList(quotas=list(entries.values())).encode(strict=True))
 
     def _put(self, key: _Key, value: Quota | None) -> None:
         if value is None:
@@ -85,10 +88,17 @@ class QuotaTable(SavedTable[_Key, Quota]):
         self.on_change()
 
 
-def _read(path: Path) -> list[Quota]:
+def _read(file: TableFile) -> list[Quota]:
     try:
-        return QuotaList.decode(path.read_bytes()).quotas
-    except (OSError, MalformedJson, RequestError) as error:
+        return file.read(_parsed) or []
+    except (OSError, ValueError) as error:
         raise AccessError(
-            f"{path}: cannot read the quotas: {error}; repair it or move it away"
+            f"{file.path}: cannot read the quotas: {error}; repair it or move it away"
         ) from None
+
+
+def _parsed(data: bytes) -> list[Quota]:
+    try:
+        return QuotaList.decode(data).quotas
+    except RequestError as error:
+        raise ValueError(str(error)) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from headrace_protocol.drivers.files import file_stamp
 from headrace_protocol.tls.contexts import server_context
 from headrace_protocol.tls.expiry import expires_s, first_certificate
 from headrace_protocol.tls.settings import TlsError, TlsMode
@@ -16,6 +17,7 @@ from headrace_protocol.tls.settings import TlsError, TlsMode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_protocol.drivers.files import FileStamp
     from headrace_protocol.tls.settings import ServerTls
 
 log = structlog.get_logger("headrace.tls")
@@ -87,17 +89,10 @@ class Certificates:
             remedy="replace certificate and key; the daemon reads them within seconds",
         )
 
-    def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+    def _stamp(self) -> list[FileStamp]:
         settings = self.settings
-        return tuple(map(_stat, (settings.cert_file, settings.key_file, settings.trust_file)))
-
-
-def _stat(path: str | None) -> tuple[int, int, int] | None:
-    try:
-        found = Path(path).stat() if path else None
-    except OSError:
-        return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+        files = (settings.cert_file, settings.key_file, settings.trust_file)
+        return [file_stamp(Path(file)) for file in files if file]
 
 
 def _shown(moment_s: float) -> str:

@@ -11,10 +11,20 @@ from headrace_protocol.errors import PortableError
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from typing import Protocol
+
+    class Replace(Protocol):
+        """Replaces a file as ``replace_file`` does, by data in parts."""
+
+        def __call__(self, path: Path, data: Iterable[bytes], /) -> None:
+            """Raise OSError if it can't."""
+
 
 _SECRET_BYTES_MAX: Final = 64 * 1024
 _OTHERS: Final = 0o077
 _BUFFER_BYTES: Final = 1024 * 1024
+# Of a file: its inode, size, and time of change in ns; None if there is none to be seen.
+FileStamp = tuple[int, int, int] | None
 
 
 class NotPrivate(PortableError):
@@ -34,6 +44,15 @@ def read_private(path: Path, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
     if len(data) > bytes_max:
         raise NotPrivate(f"{path}: has over {bytes_max} bytes, so it is another file")
     return data
+
+
+def file_stamp(path: Path) -> FileStamp:
+    """What changes when a file is written, or another one takes its place."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def replace_file(

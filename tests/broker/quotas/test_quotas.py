@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 import trio
 from trio.testing import MockClock
 
@@ -325,6 +326,25 @@ async def test_a_quota_outlives_a_restart(tmp_path: Path) -> None:
         Quota(of="topic", name="T", bytes_in=1000),
         Quota(of="user", name="alice", cpu=0.5),
     ]
+    again.close()
+
+
+async def test_quotas_are_read_from_the_backup_of_a_torn_file(tmp_path: Path) -> None:
+    path = tmp_path / "store/config/quotas.json"
+    broker = BrokerUnderTest(tmp_path)
+    for name in ("first", "second"):
+        broker.ask(RequestCode.SET_QUOTA, body=quota("topic", name, bytes_in=1000))
+    broker.close()
+    torn = path.read_bytes()[:-50]
+    path.write_bytes(torn)
+    with structlog.testing.capture_logs() as lines:
+        again = BrokerUnderTest(tmp_path)
+    (line,) = (line for line in lines if line.get("path") == str(path))
+    assert "backup used" in line["event"]
+    again.ask(RequestCode.SET_QUOTA, body=quota("topic", "third", bytes_in=1000))
+    listed = QuotaList.decode(again.ask(RequestCode.LIST_QUOTAS).body).quotas
+    assert [each.name for each in listed] == ["first", "third"]
+    assert path.with_name("quotas.json.damaged").read_bytes() == torn
     again.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,9 @@ class UnnotedDeletions(FaultyFiles):
 
     is_failing = False
 
-    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+    def replace(
+        self, path: Path, data: bytes | Iterable[bytes], backup_path: Path | None = None
+    ) -> None:
         if self.is_failing and path.name == DELETIONS_NAME:
             raise OSError(errno.EIO, "Input/output error")
         super().replace(path, data, backup_path)

@@ -15,7 +15,7 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.map_budget import MapBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 # A full disk, or one user's share of it. A file system without inodes has no room either.
@@ -28,6 +28,7 @@ _STEP_BYTES_MIN: Final = 4096
 # Files without blocks, for what is saved first when the disk has no inodes.
 _INODES: Final = 7
 _BLOCKS_FILE: Final = "blocks"
+_PIECE_BYTES: Final = 256 * 1024
 _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -186,22 +187,27 @@ class Files:
             self.unlink(path)
         return self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
-    def replace(self, path: Path, data: bytes, backup_path: Path | None = None) -> None:
+    def replace(
+        self, path: Path, data: bytes | Iterable[bytes], backup_path: Path | None = None
+    ) -> None:
         """Replace a small file; it is on disk when this returns, and old or new after any crash.
 
-        backup_path: new name of the old file, which is the only one if a crash comes in between.
-        On a full disk this uses the reserve.
+        data: may be in parts. backup_path: new name of the old file, which is the only one if a
+        crash comes in between. On a full disk this uses the reserve.
         """
         self.reserve.save(lambda: self._replace(path, data, backup_path))
 
-    def _replace(self, path: Path, data: bytes, backup_path: Path | None) -> None:
+    def _replace(self, path: Path, data: bytes | Iterable[bytes], backup_path: Path | None) -> None:
         if not path.parent.exists():
             self.make_directories(path.parent)
             self.sync_names()
         new_path = path.with_name(path.name + ".tmp")
         descriptor = self.create_temporary(new_path)
         try:
-            self.write(descriptor, data, 0)
+            position = 0
+            for piece in (data,) if isinstance(data, bytes) else _pieces(data):
+                self.write(descriptor, piece, position)
+                position += len(piece)
             self.fsync(descriptor)
         finally:
             self.close(descriptor)
@@ -344,6 +350,17 @@ class Reserve:
             finally:
                 self.lent_for = None
                 self._fill(root)
+
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Parts joined to pieces, neither so many nor so long that the loop waits for the thread."""
+    piece = bytearray()
+    for part in parts:
+        piece += part
+        if len(piece) >= _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
 
 
 def make_private(directory: Path) -> list[Path]:
