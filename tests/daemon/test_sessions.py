@@ -16,8 +16,7 @@ from headrace_protocol.rights.session_headers import BOUND, PLAIN, SCRAM_CHARS_M
 from headrace_protocol.rights.users import UserStatus
 from tests.support.certificates import der_of
 from tests.support.channel import MemoryChannel
-from tests.support.rights import request_of
-from tests.support.sessions import ALICE, PASSWORD, WHO, Door, user, users
+from tests.support.sessions import ALICE, PASSWORD, Door, user, users
 
 WRONG = Credentials("alice", "wrong")
 REJECTED = (
@@ -33,22 +32,15 @@ def door() -> Door:
     return Door(users("alice", "bob"))
 
 
-def serve(door: Door, channel: MemoryChannel) -> tuple[int, str | None]:
-    """Code and remark of the answer to a request of the channel."""
-    door.registry.admit(request_of(WHO, {}, channel=channel))
-    [(command, _)] = channel.replies()
-    return command.code, command.remark
-
-
 @pytest.mark.parametrize("certificate", [None, CERTIFICATE], ids=["tcp", "tls"])
 def test_requests_belong_to_the_user_from_the_log_in_on(
     door: Door, certificate: bytes | None
 ) -> None:
     channel = MemoryChannel()
     channel.certificate = certificate
-    assert serve(door, channel) == (ResponseCode.NO_PERMISSION, "check signature failed.")
+    assert door.who(channel) == (ResponseCode.NO_PERMISSION, "check signature failed.")
     assert door.log_in(channel, certificate=certificate) is None
-    assert serve(door, channel) == (ResponseCode.SUCCESS, "alice")
+    assert door.who(channel) == (ResponseCode.SUCCESS, "alice")
     assert door.outcomes == [("alice", True)]
     assert channel.charged_bytes == 0
 
@@ -103,17 +95,17 @@ def test_a_user_who_changes_later_is_rejected_from_the_next_request_on(
     channel = MemoryChannel()
     assert door.log_in(channel) is None
     door.users.put(user("bob"))
-    assert serve(door, channel)[0] == ResponseCode.SUCCESS
+    assert door.who(channel)[0] == ResponseCode.SUCCESS
     change(door)  # type: ignore[operator]
-    assert serve(door, channel)[0] == ResponseCode.NO_PERMISSION
+    assert door.who(channel)[0] == ResponseCode.NO_PERMISSION
 
 
 def test_requests_between_the_messages_are_nobodys(door: Door) -> None:
     channel, login = MemoryChannel(), Login(ALICE, None)
     answer = door.answer(channel, login.first(), PLAIN)
-    assert serve(door, channel)[0] == ResponseCode.NO_PERMISSION
+    assert door.who(channel)[0] == ResponseCode.NO_PERMISSION
     login.finish(door.answer(channel, login.second(answer)))
-    assert serve(door, channel) == (ResponseCode.SUCCESS, "alice")
+    assert door.who(channel) == (ResponseCode.SUCCESS, "alice")
 
 
 def test_a_second_user_of_a_connection_is_rejected(door: Door) -> None:

@@ -23,8 +23,7 @@ from headrace_protocol.rights.proofs import EXPIRED
 from headrace_protocol.rights.session_headers import BEARER, SCRAM_CHARS_MAX
 from headrace_protocol.rights.users import User, UserKind, UserStatus
 from tests.support.channel import MemoryChannel
-from tests.support.rights import request_of
-from tests.support.sessions import PASSWORD, WHO, Door, user, users
+from tests.support.sessions import PASSWORD, Door, user, users
 from tests.support.tokens import (
     LIFETIME_S,
     NOW_S,
@@ -60,13 +59,6 @@ def secure() -> MemoryChannel:
     return channel
 
 
-def who(door: Door, channel: MemoryChannel) -> tuple[int, str | None]:
-    """Code and remark of the answer to a request of the channel."""
-    door.registry.admit(request_of(WHO, {}, channel=channel))
-    [(command, _)] = channel.replies()
-    return command.code, command.remark
-
-
 def reason(door: Door, text: str) -> str:
     """Why a token is rejected."""
     channel = secure()
@@ -95,7 +87,7 @@ def reason(door: Door, text: str) -> str:
 def test_a_token_of_the_provider_proves_its_user(door: Door, text: str) -> None:
     channel = secure()
     assert door.log_in_by(channel, text) is None
-    assert who(door, channel) == (ResponseCode.SUCCESS, "alice")
+    assert door.who(channel) == (ResponseCode.SUCCESS, "alice")
     assert door.outcomes == [("alice", True)]
     assert channel.charged_bytes == 0
 
@@ -103,7 +95,7 @@ def test_a_token_of_the_provider_proves_its_user(door: Door, text: str) -> None:
 def test_a_user_without_a_password_comes_by_token_only(door: Door) -> None:
     channel = secure()
     assert door.log_in_by(channel, token(sub="reports")) is None
-    assert who(door, channel) == (ResponseCode.SUCCESS, "reports")
+    assert door.who(channel) == (ResponseCode.SUCCESS, "reports")
     for password in (PASSWORD, "x"):
         code, _ = door.log_in(MemoryChannel(), Credentials("reports", password))
         assert code == DENIED
@@ -202,7 +194,7 @@ def test_a_disabled_user_is_rejected_now_and_later(door: Door) -> None:
     channel = secure()
     assert door.log_in_by(channel, token()) is None
     door.users.put(user("alice", UserStatus.DISABLE))
-    assert who(door, channel) == (DENIED, "check signature failed.")
+    assert door.who(channel) == (DENIED, "check signature failed.")
     assert reason(door, token()) == "'alice' is no user here, or disabled"
 
 
@@ -241,9 +233,9 @@ def test_the_user_is_lost_at_the_end_of_the_token(door: Door) -> None:
     assert door.log_in_by(channel, token()) is None
     assert door.lifetime_ms == LIFETIME_S * 1000
     door.now_s += LIFETIME_S - 0.1
-    assert who(door, channel)[0] == ResponseCode.SUCCESS
+    assert door.who(channel)[0] == ResponseCode.SUCCESS
     door.now_s += 0.1
-    assert who(door, channel) == (DENIED, EXPIRED)
+    assert door.who(channel) == (DENIED, EXPIRED)
 
 
 def test_a_connection_stays_by_another_token(door: Door) -> None:
@@ -252,9 +244,9 @@ def test_a_connection_stays_by_another_token(door: Door) -> None:
     for lost in (False, True):
         door.now_s += LIFETIME_S if lost else LIFETIME_S - 1
         door.wall_s += LIFETIME_S if lost else LIFETIME_S - 1
-        assert (who(door, channel)[1] == EXPIRED) is lost
+        assert (door.who(channel)[1] == EXPIRED) is lost
         assert door.log_in_by(channel, token(exp=door.wall_s + LIFETIME_S)) is None
-        assert who(door, channel) == (ResponseCode.SUCCESS, "alice")
+        assert door.who(channel) == (ResponseCode.SUCCESS, "alice")
     assert door.outcomes == [("alice", True)], "further log-ins are no events"
 
 
@@ -267,7 +259,7 @@ def test_a_connection_keeps_its_user(door: Door) -> None:
     ):
         assert "belongs to 'alice'" in attempt[1]
     assert "the token proves no user" in door.log_in_by(channel, token(ec_key(1)))[1]
-    assert who(door, channel) == (ResponseCode.SUCCESS, "alice")
+    assert door.who(channel) == (ResponseCode.SUCCESS, "alice")
     by_password = MemoryChannel()
     assert door.log_in(by_password) is None
     by_password.is_encrypted = True
@@ -323,8 +315,7 @@ SECRET = {"kty": "oct", "k": "c2VjcmV0", "kid": "k"}
         ({"keys": [public(ec_key(), "k", use="enc")]}, "has no key for"),
         ({"keys": [public(ec_key(), "k", alg="HS256")]}, "has no key for"),
         ({"keys": [public(ec_key(), "k", x="!")]}, "has no key for"),
-        ({"keys": [public(ec_key(), "k") | {"kid": 7}]}, "has no key for"),
-        ({"keys": [public(ec_key(), "k", d="x")]}, "has a private key"),
+        ({"keys": [public(ec_key(), "k", d="x")]}, "key 1 of 1 is a private one"),
         ({"keys": [], "x": "x" * 1024 * 1024}, "is no JWK set"),
     ],
 )
@@ -337,6 +328,18 @@ def test_a_daemon_does_not_start_without_usable_keys(
         Tokens(settings(path))
     with pytest.raises(AccessError, match="No such file"):
         Tokens(settings(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("value", [7, True, ["P-256"], {"P-256": 1}], ids=str)
+@pytest.mark.parametrize("name", ["kty", "kid", "use", "alg", "crv", "n", "e", "x", "y"])
+def test_a_key_with_a_member_that_is_no_text_is_named(
+    door: Door, keys: Path, name: str, value: object
+) -> None:
+    odd = {**public(rsa_key(), "r"), **public(ec_key(), "k"), name: value}
+    write_keys(keys, public(ec_key(), "k"), odd)
+    with pytest.raises(AccessError, match=f"key 2 of 2 has no text as its {name}: "):
+        Tokens(settings(keys))
+    assert door.log_in_by(secure(), token()) is None
 
 
 def test_a_stated_algorithm_is_the_only_one(keys: Path) -> None:

@@ -89,6 +89,12 @@ class Door:
 
     # -- clients without a connection
 
+    def who(self, channel: MemoryChannel) -> tuple[int, str | None]:
+        """Code and remark of the answer to a request of a channel."""
+        self.registry.admit(request_of(WHO, {}, channel=channel))
+        [(command, _)] = channel.replies()
+        return command.code, command.remark
+
     def answer(self, channel: MemoryChannel, message: str, mechanism: str | None = None) -> Any:
         """The message of an answer, or its code and remark."""
         fields = {"message": message, "mechanism": mechanism}

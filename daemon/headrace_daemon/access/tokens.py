@@ -18,6 +18,7 @@ import trio
 
 from headrace_daemon.access.errors import AccessError
 from headrace_protocol.bounds import NAME_CHARS_MAX
+from headrace_protocol.drivers.files import file_stamp
 from headrace_protocol.rights.bearer import BEARER_CHARS_MAX, TokenRejected, token_in
 from headrace_protocol.rights.proofs import TokenProof
 
@@ -50,6 +51,8 @@ _ALGORITHMS: Final[Mapping[tuple[str, str | None], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
     ("OKP", "Ed448"): ("EdDSA",),
 }
+# Members of a key that are texts, if it has them.
+_TEXTS: Final = ("kty", "kid", "use", "alg", "crv", "n", "e", "x", "y")
 _REASONS: Final = (
     (jwt.InvalidAudienceError, "it is for another audience"),
     (jwt.InvalidIssuerError, "another issuer has made it"),
@@ -80,8 +83,9 @@ class Tokens:
     ) -> None:
         self._settings = settings
         self._wall_s, self._now_s = wall_s, now_s
-        self._stamp = self._stamp_now()
-        self._keys = _read(Path(settings.file))
+        self._path = Path(settings.file)
+        self._stamp = file_stamp(self._path)
+        self._keys = _read(self._path)
 
     def check(self, token: str) -> tuple[str, TokenProof]:
         """The user of a token. Takes some 200 µs. Raises TokenRejected."""
@@ -135,23 +139,16 @@ class Tokens:
 
     def _refresh(self) -> None:
         """Read the file again if it has changed; keep the old keys if the new are unusable."""
-        stamp = self._stamp_now()
+        stamp = file_stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._keys = _read(Path(self._settings.file))
+            self._keys = _read(self._path)
         except AccessError as error:
             log.error("keys of tokens not changed", reason=str(error), remedy="replace the file")
             return
-        log.info("keys of tokens changed", file=self._settings.file, keys=len(self._keys))
-
-    def _stamp_now(self) -> tuple[int, int, int] | None:
-        try:
-            found = Path(self._settings.file).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        log.info("keys of tokens changed", file=str(self._path), keys=len(self._keys))
 
 
 class ServerTokenLogin:
@@ -210,12 +207,9 @@ def _read(path: Path) -> dict[str | None, _Key]:
             "the jwks_uri of the provider's /.well-known/openid-configuration"
         )
     keys = {}
-    for each in found:
-        if "d" in each:
-            raise AccessError(
-                f"authJwksFile={path}: has a private key, with which tokens can be forged: keep "
-                "public keys there alone"
-            )
+    for number, each in enumerate(found, 1):
+        if reason := _malformed(each):
+            raise AccessError(f"authJwksFile={path}: key {number} of {len(found)} {reason}")
         if (key := _usable(each)) is not None:
             keys[each.get("kid")] = key
     if not keys:
@@ -226,11 +220,21 @@ def _read(path: Path) -> dict[str | None, _Key]:
     return keys
 
 
+def _malformed(found: dict[str, Any]) -> str:
+    """The reason for refusing the file because of a key; "" for none."""
+    if "d" in found:
+        return "is a private one, with which tokens can be forged: keep public keys there alone"
+    odd = [name for name in _TEXTS if not isinstance(found.get(name), str | None)]
+    if odd:
+        return f"has no text as its {odd[0]}: take the file from the provider again"
+    return ""
+
+
 def _usable(found: dict[str, Any]) -> _Key | None:
     """A key of a set; None for one that verifies no tokens here."""
-    kid, kty, curve, stated = (found.get(name) for name in ("kid", "kty", "crv", "alg"))
-    algorithms = _ALGORITHMS.get((kty, curve)) if isinstance(kty, str) else None
-    if algorithms is None or found.get("use") == "enc" or not isinstance(kid, str | None):
+    kty, curve, stated = (found.get(name) for name in ("kty", "crv", "alg"))
+    algorithms = _ALGORITHMS.get((kty, curve)) if kty else None
+    if algorithms is None or found.get("use") == "enc":
         return None
     if stated is not None:
         algorithms = tuple(each for each in algorithms if each == stated)
