@@ -25,6 +25,7 @@ from headrace_protocol.rights.session import ServerLogin, UnknownUsers
 from headrace_protocol.rights.session_headers import (
     BEARER,
     BOUND,
+    NEEDS_TLS,
     PLAIN,
     SCRAM_CHARS_MAX,
     AuthSessionHeader,
@@ -129,7 +130,7 @@ class Sessions:
             raise _rejected("this daemon takes no tokens: authJwksFile is not set")
         if self._needs_tls and not channel.is_encrypted:
             raise _rejected(
-                "a token needs TLS, because whoever reads it can use it: connect with TLS, or set "
+                f"{NEEDS_TLS}, because whoever reads it can use it: connect with TLS, or set "
                 "authRequiresTls=none at this daemon"
             )
         from headrace_daemon.access.tokens import ServerTokenLogin

@@ -13,7 +13,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.drivers.errors import LogInFailed
 from headrace_protocol.rights.bearer import TokenLogin
 from headrace_protocol.rights.credentials import BadCredentials, Credentials, Token
-from headrace_protocol.rights.session_headers import AuthSessionHeader, SessionFailed
+from headrace_protocol.rights.session_headers import NEEDS_TLS, AuthSessionHeader, SessionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 TIMEOUT_MS: Final = 5000
 _REMEDY: Final = "check HEADRACE_USER and HEADRACE_PASSWORD, or the arguments user and password"
 _TOKEN_REMEDY: Final = "check HEADRACE_TOKEN_FILE, or the arguments token and token_file"  # noqa: S105
-_TLS_REMEDY: Final = "; whoever terminates TLS in between is rejected, too"
+_BINDING_REMEDY: Final = "; whoever terminates TLS in between is rejected, too"
+_TLS_REMEDY: Final = "set HEADRACE_TLS=1 or tls=True, at a port that speaks TLS"
 
 
 class Loggable(Protocol):
@@ -95,8 +96,9 @@ def _steps(
             login.finish(answer.message)
             lifetime_s = None if answer.lifetime_ms is None else answer.lifetime_ms / 1000
     except (BadCredentials, SessionFailed, _Rejected) as error:
-        remedy = remedy or _remedy(proof, certificate)
-        raise LogInFailed(connection.address, proof.who, str(error), remedy) from None
+        reason = str(error)
+        remedy = _TLS_REMEDY if NEEDS_TLS in reason else remedy or _remedy(proof, certificate)
+        raise LogInFailed(connection.address, proof.who, reason, remedy) from None
     yield lifetime_s
 
 
@@ -123,7 +125,7 @@ def _sign(connection: Loggable, proof: Credentials | Token) -> None:
 def _remedy(proof: Credentials | Token, certificate: bytes | None) -> str:
     if isinstance(proof, Token):
         return _TOKEN_REMEDY
-    return _REMEDY + ("" if certificate is None else _TLS_REMEDY)
+    return _REMEDY + ("" if certificate is None else _BINDING_REMEDY)
 
 
 def _answer(response: Response) -> AuthSessionHeader:

@@ -15,6 +15,9 @@ BOUND: Final = "SCRAM-SHA-256-PLUS"
 # By a token, over either.
 BEARER: Final = "OAUTHBEARER"
 
+# Begins the reason for which a server rejects a token over TCP; clients look for it.
+NEEDS_TLS: Final = "a token needs TLS"
+
 
 class SessionFailed(PortableError):
     """A message that is malformed, out of order, or proves no user."""
