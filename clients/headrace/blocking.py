@@ -71,7 +71,9 @@ class _OfProducer(Blocking[Client_co]):
         self._producer = producer
 
     def __enter__(self) -> Self:
-        self._enter_client(self._producer._open_portal())
+        portal = self._producer._open_portal()
+        self._check_thread(portal)
+        self._enter_client(portal)
         return self
 
     def _call(

@@ -13,6 +13,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 from headrace.errors import ClientClosed, ConfigurationError, OpenedBeforeFork
+from headrace.loops import runs_trio
 from headrace.threads import LoopThread, runs_here
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Blocking(Generic[Client_co]):
         if self._portal is not None:
             raise ConfigurationError("this client is already open; use it in one block at a time")
         self._check_process()
+        self._check_thread()
         loop = LoopThread()
         self._stack.callback(loop.stop)
         self._enter_client(loop.portal)
@@ -108,12 +110,19 @@ class Blocking(Generic[Client_co]):
         if self._is_of_parent:
             raise OpenedBeforeFork(type(self).__name__)
 
-    def _check_thread(self, portal: BlockingPortal) -> None:
-        """Raise ConfigurationError in the thread of the client's event loop."""
-        if runs_here(portal):
+    def _check_thread(self, portal: BlockingPortal | None = None) -> None:
+        """Raise ConfigurationError where nothing can wait for the client's event loop."""
+        name = type(self).__name__
+        if portal is not None and runs_here(portal):
             raise ConfigurationError(
-                f"this {type(self).__name__} is called by a function that runs in its event loop's "
+                f"this {name} is called by a function that runs in its event loop's "
                 "thread, such as on_result, and would wait for itself: do it in another thread"
+            )
+        if runs_trio():
+            raise ConfigurationError(
+                f"this blocking {name} is called in a task of trio, which lets no task wait for "
+                "another event loop: use an async client of headrace there, or call this one in "
+                "trio.to_thread.run_sync"
             )
 
     def _call(

@@ -31,6 +31,14 @@ def current_loop() -> object:
     return asyncio.get_running_loop()
 
 
+def runs_trio() -> bool:
+    """True while trio runs in this thread."""
+    try:
+        return sniffio.current_async_library() == "trio"
+    except sniffio.AsyncLibraryNotFoundError:
+        return False
+
+
 def current_task() -> object:
     """The running task itself: unlike its id, nothing later is equal to it."""
     if sniffio.current_async_library() == "trio":

@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import trio
 
 import headrace
 from headrace import Message, blocking
@@ -50,6 +51,53 @@ def test_sending_and_consuming(mq: Embedded) -> None:
         producer.send_many([Message("Plain", b"again", key="k")])
     with blocking.Consumer("g", "Plain", start="earliest", **options(mq)) as consumer:
         assert [message.body for message in islice(consumer, 2)] == [b"hello", b"again"]
+
+
+IN_TRIO = "is called in a task of trio"
+OPENED: list[Callable[..., Any]] = [
+    blocking.Admin,
+    blocking.Producer,
+    blocking.PullConsumer,
+    partial(blocking.Consumer, "g", "InTrio"),
+    partial(blocking.SimpleConsumer, "g", "InTrio"),
+    partial(blocking.Table, "InTrio"),
+]
+
+
+@pytest.mark.parametrize("opened", OPENED)
+async def test_a_client_is_not_opened_in_a_task_of_trio(opened: Callable[..., Any]) -> None:
+    """Not even begun: its thread would wait for an end that trio lets no task ask for."""
+    client = opened(nameserver="127.0.0.1:1")
+    threads = threading.active_count()
+    with pytest.raises(
+        ConfigurationError, match=f"this blocking {type(client).__name__} {IN_TRIO}"
+    ):
+        client.start()
+    assert threading.active_count() == threads
+
+
+def test_a_client_that_is_open_is_not_used_in_a_task_of_trio(mq: Embedded) -> None:
+    produce(mq, "InTrio", 1)
+    message = Message("InTrio", b"x")
+    with blocking.Producer(**options(mq)) as producer, producer.pipeline() as pipeline:
+        later = producer.pipeline()
+        calls: list[Callable[[], object]] = [
+            partial(producer.send, message),
+            partial(pipeline.send, message),
+            producer.pipeline,
+            later.start,
+            pipeline.stop,
+            producer.stop,
+        ]
+
+        async def use() -> None:
+            for call in calls:
+                with pytest.raises(ConfigurationError, match=IN_TRIO):
+                    call()
+            await trio.to_thread.run_sync(producer.send, message)
+
+        trio.run(use)
+        producer.send(message)
 
 
 def test_what_was_processed_does_not_come_again(mq: Embedded) -> None:
