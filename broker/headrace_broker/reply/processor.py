@@ -19,7 +19,12 @@ from headrace_protocol.headers import (
     SendMessageHeaderV2,
     SendMessageResponseHeader,
 )
-from headrace_protocol.message import PROPERTIES_BYTES_MAX, PUSH_REPLY_TIME, REPLY_TO_CLIENT
+from headrace_protocol.message import (
+    PROPERTIES_BYTES_MAX,
+    PUSH_REPLY_TIME,
+    REPLY_TO_CLIENT,
+    property_value,
+)
 from headrace_protocol.message_ids import decode_host
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import Until
@@ -89,7 +94,8 @@ class ReplyProcessor:
     ) -> Reply | None:
         self._check(request, header)
         target = self._sends.target(request, header)
-        client_id = _property(header.properties or "", REPLY_TO_CLIENT)
+        properties = (header.properties or "").encode()
+        client_id = property_value(properties, REPLY_TO_CLIENT.encode()).decode()
         if not client_id:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -175,16 +181,6 @@ class ReplyProcessor:
             store_host=self._store_host,
             store_timestamp=now_ms,
         )
-
-
-def _property(properties: str, name: str) -> str:
-    """A property of a message; of equal names the last wins, and "" stands for none."""
-    found = ""
-    for item in properties.split("\x02"):
-        key, _, value = item.partition("\x01")
-        if key == name:
-            found = value
-    return found
 
 
 def _ended(properties: str | None) -> str:

@@ -164,6 +164,12 @@ async def test_a_reply_that_was_pushed_and_cannot_be_stored_is_a_success(
     ("properties", "fields", "code", "remark"),
     [
         (PROPERTIES, {}, ResponseCode.SYSTEM_ERROR, "channel of <c1> not found."),
+        (
+            PROPERTIES + "REPLY_TO_CLIENT\x01\x02",
+            {},
+            ResponseCode.SYSTEM_ERROR,
+            "channel of <c1> not found.",
+        ),
         ("MSG_TYPE\x01reply\x02", {}, ResponseCode.SYSTEM_ERROR, "REPLY_TO_CLIENT is null"),
         (PROPERTIES, {"body": b""}, ResponseCode.MESSAGE_ILLEGAL, "no body"),
         (PROPERTIES, {"body": bytes(2**22 + 1)}, ResponseCode.MESSAGE_ILLEGAL, "4194305 bytes"),
