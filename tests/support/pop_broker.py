@@ -20,6 +20,7 @@ from headrace_protocol.pop.headers import (
 from headrace_protocol.pop.infos import parse_offsets
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.stores import crash
 
 INVISIBLE_MS = 60_000
 BROKER = "broker-a"
@@ -99,6 +100,13 @@ class PopBroker(BrokerUnderTest):
 
     def progress(self, queue_id: int = 0, topic: str = "T") -> int | None:
         return self.offsets.query("g", topic, queue_id)
+
+
+def restarted(broker: PopBroker, folder: Path) -> PopBroker:
+    """The next life of a broker that was killed before it saved the offsets."""
+    crash(broker.store)
+    broker.pop_parts.log.close()
+    return PopBroker(folder, clock=broker.clock, commit_log_file_bytes=1 << 16)
 
 
 def messages_of(answer: Answer) -> list[tuple[StoredMessage, Handle]]:

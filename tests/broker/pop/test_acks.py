@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,6 @@ from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
 from headrace_protocol.pop.handle import Handle, TopicKind
 from tests.support.broker import Answer
 from tests.support.pop_broker import BROKER, INVISIBLE_MS, PopBroker, bodies
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
-    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
 
 
 def handles(broker: PopBroker, count: int = 4) -> list[Handle]:

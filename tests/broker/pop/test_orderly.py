@@ -15,15 +15,20 @@ from headrace_protocol.pop.headers import NotificationHeader
 from headrace_protocol.pop.infos import parse_order_counts
 from tests.support.broker import Answer
 from tests.support.channel import MemoryChannel
-from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
+from tests.support.pop_broker import (
+    INVISIBLE_MS,
+    PopBroker,
+    answers,
+    bodies,
+    messages_of,
+    restarted,
+)
 from tests.support.seeds import seeds
-from tests.support.stores import crash
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
+def broker(broker: PopBroker) -> PopBroker:
     """One with messages 0 to 4 in a queue."""
-    broker = PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
     for number in range(5):
         broker.store_message("T", 0, b"%d" % number)
     return broker
@@ -41,13 +46,6 @@ def counts(answer: Answer) -> dict[int | None, int]:
     """The earlier attempts of messages; None: of the queue."""
     info = answer.command.ext()["orderCountInfo"]
     return {each.offset: each.times for each in parse_order_counts(info)}
-
-
-def restarted(broker: PopBroker, folder: Path) -> PopBroker:
-    """The next life of a broker that was killed."""
-    crash(broker.store)
-    broker.pop_parts.log.close()
-    return PopBroker(folder, clock=broker.clock, commit_log_file_bytes=1 << 16)
 
 
 # -- the lock -------------------------------------------------------------------------------------

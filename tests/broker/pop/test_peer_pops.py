@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ TOPIC = revive_log_topic("DefaultCluster")
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
+def broker(broker: PopBroker) -> PopBroker:
     """One that has messages 0 to 4, and an offset that Apache's broker left behind them."""
-    broker = PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
     for number in range(5):
         broker.store_message("T", 0, b"%d" % number)
     broker.offsets.commit("g", "T", 0, 5)

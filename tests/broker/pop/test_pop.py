@@ -16,11 +16,6 @@ from tests.support.channel import MemoryChannel
 from tests.support.pop_broker import PopBroker, answers, bodies, messages_of
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
-    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
-
-
 def test_messages_of_all_queues_are_taken_once(broker: PopBroker) -> None:
     for number in range(5):
         broker.store_message("T", number % 2, b"%d" % number)

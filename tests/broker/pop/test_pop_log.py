@@ -23,28 +23,23 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.pop.handle import Handle
 from tests.support.broker import Answer, broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
+from tests.support.pop_broker import (
+    INVISIBLE_MS,
+    PopBroker,
+    answers,
+    bodies,
+    messages_of,
+    restarted,
+)
 from tests.support.stores import crash
 
 FILE_BYTES = 1 << 20
-
-
-def restarted(broker: PopBroker, folder: Path) -> PopBroker:
-    """The next life of a broker that was killed before it saved the offsets."""
-    crash(broker.store)
-    broker.pop_parts.log.close()
-    return PopBroker(folder, clock=broker.clock, commit_log_file_bytes=1 << 16)
 
 
 def popped(broker: PopBroker, count: int) -> list[Handle]:
     for number in range(count):
         broker.store_message("T", 0, b"%d" % number)
     return [handle for _, handle in broker.taken(queue_id=0)]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
-    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
 
 
 def test_a_broker_that_nobody_pops_from_has_no_log(tmp_path: Path, broker: PopBroker) -> None:

@@ -22,11 +22,6 @@ from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, m
 RETRY, DEAD = "%RETRY%g_T", "%DLQ%g"
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> PopBroker:
-    return PopBroker(tmp_path, commit_log_file_bytes=1 << 16)
-
-
 def take(broker: PopBroker, *texts: bytes, **properties: str) -> list[Handle]:
     for text in texts:
         broker.store_message("T", 0, text, **properties)
