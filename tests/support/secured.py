@@ -55,11 +55,17 @@ class Secured:
         # Arguments of clients.
         self.at: Any = {"nameserver": self.nameserver, "ca_file": self.ca_file}
         self.monitor = f"127.0.0.1:{port + 2}"
-        inside = ("env", f"--chdir={folder}")
+        # Of a daemon that a test adds.
+        self.free_port = port + 3
         self.daemons = [
-            Daemon(folder, kind, kind, "-c", f"{kind}.conf", port=port + number, before=inside)
+            self.daemon(kind, kind, port + number)
             for number, kind in enumerate(("nameserver", "broker"))
         ]
+
+    def daemon(self, kind: str, name: str, port: int) -> Daemon:
+        """A daemon with the settings of the file NAME.conf."""
+        inside = ("env", f"--chdir={self.folder}")
+        return Daemon(self.folder, name, kind, "-c", f"{name}.conf", port=port, before=inside)
 
     def _users(self) -> list[str]:
         """The settings of both daemons, with a Super user, and one for the daemons themselves."""

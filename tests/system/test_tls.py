@@ -6,6 +6,7 @@ import json
 import pickle
 import urllib.request
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import anyio
@@ -24,8 +25,10 @@ from headrace.values import now_ms
 from headrace_protocol.tls.names import ServerNames
 from headrace_protocol.tls.settings import ClientTls
 from tests.support.certificates import Authority
+from tests.support.cluster import Daemon
 from tests.support.processes import run
 from tests.support.secured import Secured
+from tests.support.until import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,52 @@ def test_commands_and_tasks_accept_a_certificate_with_the_brokers_name(named: Se
         pytest.raises(TlsFailed, match=r"not for 127\.0\.0\.1: connect by a name"),
     ):
         stranger.open(address)
+
+
+@pytest.fixture
+def other(named: Secured) -> Iterator[Daemon]:
+    """Another broker of the cluster, whose certificate has its own name."""
+    named.command("cert", "issue", "other", "broker-b.DefaultCluster")
+    for file, copy, changes in (
+        ("named.properties", "other.properties", {"/named.": "/other."}),
+        (
+            "broker.conf",
+            "other.conf",
+            {
+                "=named.properties": "=other.properties",
+                "=broker-a": "=broker-b",
+                "=store": "=other",
+                named.broker.rpartition(":")[2]: str(named.free_port),
+                named.monitor.rpartition(":")[2]: "0",
+            },
+        ),
+    ):
+        text = (named.folder / file).read_text()
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        named.write(copy, text)
+    daemon = named.daemon("broker", "other", named.free_port)
+    daemon.start()
+    daemon.wait_up()
+    wait_until(lambda: '"event": "registered"' in daemon.said())
+    yield daemon
+    daemon.stop()
+
+
+@pytest.mark.slow
+def test_brokers_accept_a_certificate_with_the_other_brokers_name(
+    named: Secured, other: Daemon
+) -> None:
+    """One passes pulls of an earlier part of a queue on to the other."""
+    with blocking.Admin(**named.at) as admin, blocking.Producer(**named.at) as producer:
+        admin.create_static_topic("Moved", 1, brokers=["broker-a"])
+        producer.send(headrace.Message("Moved", b"at a"))
+        admin.remap_static_topic("Moved", ["broker-b"])
+        producer.send(headrace.Message("Moved", b"at b"))
+    with blocking.Consumer("both", "Moved", start="earliest", **named.at) as consumer:
+        read = islice(consumer.until(timeout_ms=30_000), 2)
+        assert [message.body for message in read] == [b"at a", b"at b"]
+    assert "TLS" not in other.said()
 
 
 @pytest.mark.slow
