@@ -102,6 +102,31 @@ def test_each_saved_file_has_room_on_a_full_disk(tmp_path: Path, kind: str, erro
     assert blocks(tmp_path / RESERVE_FOLDER) == whole > 0
 
 
+class Journaled(NoRoom):
+    """A full disk whose freed blocks are those of the next file once its journal says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_freed = False
+
+    def _check(self) -> None:
+        if self.error and not self.is_freed:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def fsync(self, descriptor: int) -> None:
+        if self.reserve.lent_for is not None and os.fstat(descriptor).st_size == 0:
+            self.is_freed = True
+        super().fsync(descriptor)
+
+
+def test_blocks_are_lent_once_they_are_free(tmp_path: Path) -> None:
+    files = Journaled()
+    files.reserve.open(tmp_path)
+    files.error = errno.ENOSPC
+    ConfigFile(tmp_path / "t.json", files).save(b"{}")
+    assert ConfigFile(tmp_path / "t.json").load() == b"{}"
+
+
 def blocks(folder: Path) -> int:
     return sum(path.stat().st_blocks for path in folder.rglob("*"))
 

@@ -328,9 +328,18 @@ class Reserve:
                 self._free(self._root)
 
     def _free(self, root: Path) -> None:
+        files, folder = self._files, root / RESERVE_FOLDER
         self._is_whole = False
-        for path in (root / RESERVE_FOLDER).glob("*"):
-            self._files.unlink(path)
+        if (blocks := folder / _BLOCKS_FILE).exists():
+            # An ext4 gives freed blocks to others only once its journal has the change.
+            descriptor = files.open(blocks)
+            try:
+                files.truncate(descriptor, 0)
+                files.fsync(descriptor)
+            finally:
+                files.close(descriptor)
+        for path in folder.glob("*"):
+            files.unlink(path)
 
     def save(self, save: Callable[[], None]) -> None:
         """Run ``save``; if it finds no room, run it again with the reserve. Raises OSError."""
