@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -160,9 +161,10 @@ class PopLog:
     def write_out(self) -> None:
         """Write the events so far as one frame. Raises OSError; they are written next time then."""
         if self._events:
-            self._move_old()
-            self._write(self._events)
+            moved = self._old_entries()
+            self._write([*self._events, *map(_event_of, moved)])
             self._events = []
+            self._kept |= moved
             self._place_kept()
 
     def note_log_end(self) -> None:
@@ -172,17 +174,26 @@ class PopLog:
 
     def _write(self, events: list[Event]) -> None:
         log_end = self._log_end_now()
-        body = self._encode([log_end, *events])
-        frame = _FRAME.pack(len(body), crc32(body)) + body
+        frame = self._frame(log_end, events)
         if not self._segments or len(frame) > self._room:
-            self._prepare()
-            assert self._spare is not None
-            self._segments.append(self._spare)
-            self._spare = None
+            self._begin_file()
+        self._append(frame)
+        self.log_end = log_end
+
+    def _frame(self, log_end: int, events: list[Event]) -> bytes:
+        body = self._encode([log_end, *events])
+        return _FRAME.pack(len(body), crc32(body)) + body
+
+    def _begin_file(self) -> None:
+        self._prepare()
+        assert self._spare is not None
+        self._segments.append(self._spare)
+        self._spare = None
+
+    def _append(self, frame: bytes) -> None:
         segment = self._segments[-1]
         self._files.write(segment.descriptor, frame, segment.end)
         segment.end += len(frame)
-        self.log_end = log_end
         self.written += len(frame)
         if segment not in self._dirty:
             self._dirty.append(segment)
@@ -198,18 +209,13 @@ class PopLog:
             entry.segment = segment.number
         segment.live.update(kept)
 
-    def _move_old(self) -> None:
-        """Write again what only the oldest file says, if the files are too many."""
+    def _old_entries(self) -> dict[Entry, None]:
+        """What only the oldest file says and is to be written again, if the files are too many."""
         allowed = _SPARE_FILES + 2 * self._live_count * _ENTRY_BYTES // self._file_bytes
         if len(self._segments) <= allowed:
-            return
-        count = _MOVED_MIN + len(self._events)
-        for entry in list(self._segments[0].live)[:count]:
-            if entry not in self._kept:
-                self._events.append(
-                    queue_event(entry) if isinstance(entry, PopQueue) else checkpoint_event(entry)
-                )
-                self._kept[entry] = None
+            return {}
+        oldest = islice(self._segments[0].live, _MOVED_MIN + len(self._events))
+        return {entry: None for entry in oldest if entry not in self._kept}
 
     # -- the disk ----------------------------------------------------------------------------------
 
@@ -272,16 +278,20 @@ class PopLog:
         return sorted(path for path in self._folder.iterdir() if path.name.isdigit())
 
     def begin_anew(self) -> None:
-        """Write what was noted and kept to files of their own, and remove all others.
+        """Write what was noted and kept to one file of any size, and remove all others.
 
         Raises OSError.
         """
         old = self._paths()
         self._first_number = int(old[-1].name) + 1 if old else 0
-        events, self._events = self._events, []
-        for start in range(0, len(events), _SNAPSHOT_EVENTS):
-            self._write(events[start : start + _SNAPSHOT_EVENTS])
-        if self._segments:
+        if self._events:
+            self._begin_file()
+            self.log_end = self._log_end_now()
+            for start in range(0, len(self._events), _SNAPSHOT_EVENTS):
+                self._append(
+                    self._frame(self.log_end, self._events[start : start + _SNAPSHOT_EVENTS])
+                )
+            self._events = []
             self._place_kept()
             self.start_flush()()
         for path in old:
@@ -296,6 +306,10 @@ class PopLog:
                 self._files.close(segment.descriptor)
         self._segments.clear()
         self._spare = None
+
+
+def _event_of(entry: Entry) -> Event:
+    return queue_event(entry) if isinstance(entry, PopQueue) else checkpoint_event(entry)
 
 
 def _frames_of(data: bytes) -> Generator[tuple[int, list[Event]], None, int]:

@@ -267,6 +267,25 @@ def test_a_log_of_much_that_is_out_keeps_its_files(tmp_path: Path) -> None:
     log.close()
 
 
+def test_starts_keep_what_exceeds_a_file(tmp_path: Path) -> None:
+    count = 20_000
+    for life in range(4):
+        log = PopLog(tmp_path / "pop", Files(), lambda: 0, 1 << 16)
+        pops = Pops(log)
+        for event in log.read():
+            pops.replay(event, 1 << 60)
+        assert pops.out_count == (count if life else 0)
+        pops.replayed()
+        log.begin_anew()
+        if not life:
+            queue = pops.open("g", "T", 0, 0)
+            for offset in range(count):
+                pops.take(queue, range(offset, offset + 1), 0, 1, 9, 0)
+            log.write_out()
+            log.start_flush()()
+        log.close()
+
+
 def test_a_disk_without_room_refuses_pops_by_name(
     tmp_path: Path, broker: PopBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
