@@ -9,6 +9,7 @@ import trio
 
 from headrace_broker.pop.feature import Pop
 from headrace_broker.pop.parts import PopParts
+from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import StoredMessage, decode_records
 from headrace_protocol.pop.handle import Handle, TopicKind, parse
@@ -20,7 +21,7 @@ from headrace_protocol.pop.headers import (
 from headrace_protocol.pop.infos import parse_offsets
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
-from tests.support.stores import crash
+from tests.support.stores import FaultyFiles, crash
 
 INVISIBLE_MS = 60_000
 BROKER = "broker-a"
@@ -38,6 +39,12 @@ class PopBroker(BrokerUnderTest):
     @property
     def pop_parts(self) -> PopParts:
         return self.part(Pop).open()
+
+    @property
+    def disk(self) -> FaultyFiles:
+        files = self.store.fs
+        assert isinstance(files, FaultyFiles)
+        return files
 
     def pop_header(self, **fields: Any) -> PopMessageHeader:
         header = {
@@ -102,11 +109,20 @@ class PopBroker(BrokerUnderTest):
         return self.offsets.query("g", topic, queue_id)
 
 
-def restarted(broker: PopBroker, folder: Path) -> PopBroker:
+def restarted(broker: PopBroker, folder: Path, files: Files | None = None) -> PopBroker:
     """The next life of a broker that was killed before it saved the offsets."""
     crash(broker.store)
     broker.pop_parts.log.close()
-    return PopBroker(folder, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    return PopBroker(folder, clock=broker.clock, files=files, commit_log_file_bytes=1 << 16)
+
+
+def damage(broker: PopBroker, body: bytes) -> None:
+    """Damage the one message in the log whose body has these bytes."""
+    (path,) = (broker.config.store_path_root_dir / "commitlog").iterdir()
+    at = path.read_bytes().index(body)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff")
 
 
 def messages_of(answer: Answer) -> list[tuple[StoredMessage, Handle]]:

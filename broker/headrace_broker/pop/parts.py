@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from headrace_broker.pop import pop_log
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from headrace_broker.core import Core
     from headrace_protocol.serving import Registry, RequestFunction
 
+logger = structlog.get_logger("headrace.broker")
+
 
 class PopParts:
     """Everything that serves pops. functions: by the code of the requests."""
@@ -47,11 +51,12 @@ class PopParts:
         is_adopted = self.order_infos.adopt()
         bring_in_line(self.pops, tables, core.directory, stored_again)
         self.pops.replayed()
-        self.log.begin_anew()
-        if is_adopted:
-            self.order_infos.save()
         self.progress = PopProgress(store, tables.offsets, self.pops, self.log)
         self.progress.settle()
+        with suppress(OSError):  # both are retried while the broker runs
+            self.progress.write_out()
+            if is_adopted:
+                self.order_infos.save()
         targets = PopTargets(config, tables, core.directory)
         popping = Popping(config, store, tables.offsets, self.pops, core.statistics)
         long_polling = core.clients.long_polling
@@ -84,7 +89,7 @@ class PopParts:
         tables.offsets.on_moved = self._moved
         tables.offsets.before_save = self.progress.bring_to_disk
         tables.offsets.save_problem = self.progress.save_problem
-        core.serving.frames.add_turn_end(self.progress.write_out)
+        core.serving.frames.add_turn_end(self.progress.end_turn)
 
     def _moved(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> None:
         """Follow a group's offset that something else has moved or deleted."""
@@ -109,11 +114,17 @@ class PopParts:
 
     def finish(self) -> None:
         """Bring everything to disk, before the groups' offsets. Raises OSError."""
-        if self._store.commit_log.life.is_writable:
-            self._store.flusher.flush_log_now()
-        self.progress.flush_now()
-        self.order_infos.save()
-        self.log.close()
+        try:
+            if self._store.commit_log.life.is_writable:
+                self._store.flusher.flush_log_now()
+            self.progress.finish()
+        finally:
+            self.log.close()
+        try:
+            self.order_infos.save()
+        except OSError as error:
+            # This broker reads its own log.
+            logger.error("orderly pops not saved for another broker", reason=str(error))
 
     def runtime_info(self) -> dict[str, str]:
         """The counts, for GET_BROKER_RUNTIME_INFO."""

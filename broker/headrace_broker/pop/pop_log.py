@@ -52,6 +52,10 @@ _SNAPSHOT_EVENTS: Final = 4096
 _LOG_BYTES_MAX: Final = 64 << 20
 
 
+class PopsNotWritable(RequestError):
+    """What is popped can't be written now; a request is refused, and may be sent again."""
+
+
 class _Segment:
     """A file. live: the entries that no later file describes. end: of its frames."""
 
@@ -69,14 +73,15 @@ class PopLog:
     """Writes events in the loop's thread; ``flush`` may run in another.
 
     written: bytes of frames so far. flushed: how many of them are on disk. log_end: where the
-    CommitLog ended at the last frame; a start reads it from there.
+    CommitLog ended at the last frame; a start reads it from there. problem: why the last write has
+    failed; "" if it has not.
     """
 
     def __init__(
         self, folder: Path, files: Files, log_end: Callable[[], int], file_bytes: int
     ) -> None:
         """log_end: where the CommitLog ends now."""
-        self._folder = folder
+        self.folder = folder
         self._files = files
         self._file_bytes = file_bytes
         self._segments: deque[_Segment] = deque()
@@ -86,7 +91,10 @@ class PopLog:
         self._live_count = 0
         self._dirty: list[_Segment] = []
         self._encode = msgspec.msgpack.Encoder().encode
+        # Files of earlier starts, until the first write replaces them.
+        self._old: deque[Path] = deque()
         self._first_number = 0
+        self.problem = ""
         self.written = self.flushed = self.log_end = 0
         self._log_end_now = log_end
 
@@ -94,8 +102,8 @@ class PopLog:
 
     @property
     def is_pending(self) -> bool:
-        """True if there are events that ``write_out`` would write."""
-        return bool(self._events)
+        """True if ``write_out`` has something to do."""
+        return bool(self._events or self._old)
 
     def note(self, event: Event) -> None:
         """See ``EventLog``."""
@@ -121,17 +129,23 @@ class PopLog:
     # -- writing -----------------------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Raise RequestError unless there is room for the events of a turn."""
+        """Raise PopsNotWritable unless the events of a turn can be written."""
+        if problem := self.problem or self._room_problem():
+            raise PopsNotWritable(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"what is popped can't be written to {self.folder}: {problem}; "
+                "free space on the disk, or mend it",
+            )
+
+    def _room_problem(self) -> str:
+        """Why a turn that fills much of a file would find no room; "" if there is room."""
         if self._segments and self._room >= self._file_bytes // _TURN_SHARE:
-            return
+            return ""
         try:
             self._prepare()
         except OSError as error:
-            raise RequestError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"no room for what is popped in {self._folder}: {error.strerror or error}; "
-                "free space on the disk",
-            ) from error
+            return _reason(error)
+        return ""
 
     @property
     def _room(self) -> int:
@@ -142,7 +156,7 @@ class PopLog:
             self._spare = self._new_segment()
 
     def _new_segment(self) -> _Segment:
-        files, folder = self._files, self._folder
+        files, folder = self._files, self.folder
         if not folder.exists():
             files.make_directories(folder)
         number = self._segments[-1].number + 1 if self._segments else self._first_number
@@ -159,18 +173,35 @@ class PopLog:
         return _Segment(number, path, descriptor)
 
     def write_out(self) -> None:
-        """Write the events so far as one frame. Raises OSError; they are written next time then."""
-        if self._events:
-            moved = self._old_entries()
-            self._write([*self._events, *map(_event_of, moved)])
-            self._events = []
-            self._kept |= moved
-            self._place_kept()
+        """Write the events so far, and how far a start need not read the CommitLog.
 
-    def note_log_end(self) -> None:
-        """Write a frame if the CommitLog has grown much since the last. Raises OSError."""
-        if self._segments and self._log_end_now() - self.log_end >= _LOG_BYTES_MAX:
-            self._write([])
+        Raises OSError; they are written next time then.
+        The first write after ``read`` replaces all files, by one that has what is kept.
+        """
+        try:
+            if self._old:
+                self._begin_anew()
+            elif self._events:
+                self._write_events()
+            elif self._is_far_behind:
+                self._write([])
+        except OSError as error:
+            self.problem = _reason(error)
+            raise
+        self.problem = ""
+
+    def _write_events(self) -> None:
+        """One frame."""
+        moved = self._old_entries()
+        self._write([*self._events, *map(_event_of, moved)])
+        self._events = []
+        self._kept |= moved
+        self._place_kept()
+
+    @property
+    def _is_far_behind(self) -> bool:
+        """True if the CommitLog has grown much since the last frame, which names its end."""
+        return bool(self._segments) and self._log_end_now() - self.log_end >= _LOG_BYTES_MAX
 
     def _write(self, events: list[Event]) -> None:
         log_end = self._log_end_now()
@@ -252,13 +283,14 @@ class PopLog:
 
         Raises StoreFormatError for a file that is not one of the log, OSError.
         """
-        for path in self._paths():
+        self._old = deque(self._paths())
+        self._first_number = int(self._old[-1].name) + 1 if self._old else 0
+        for path in self._old:
             data = read_file(path)
             # A power cut may have kept a part of it.
             if any(byte not in {0, of_magic} for byte, of_magic in zip(data, _MAGIC, strict=False)):
                 raise StoreFormatError(path, "is no log of pops", "move it out of the store folder")
             end = yield from self._read_file(data)
-            self._first_number = int(path.name) + 1
             if not _is_end(data, end):
                 return
 
@@ -273,30 +305,44 @@ class PopLog:
             yield from events
 
     def _paths(self) -> list[Path]:
-        if not self._folder.exists():
+        if not self.folder.exists():
             return []
-        return sorted(path for path in self._folder.iterdir() if path.name.isdigit())
+        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
 
-    def begin_anew(self) -> None:
-        """Write what was noted and kept to one file of any size, and remove all others.
+    def _begin_anew(self) -> None:
+        """Write what was noted and kept to one file of any size, then remove the old ones.
 
-        Raises OSError.
+        Raises OSError; the old files have it until all is on disk.
         """
-        old = self._paths()
-        self._first_number = int(old[-1].name) + 1 if old else 0
         if self._events:
             self._begin_file()
-            self.log_end = self._log_end_now()
-            for start in range(0, len(self._events), _SNAPSHOT_EVENTS):
-                self._append(
-                    self._frame(self.log_end, self._events[start : start + _SNAPSHOT_EVENTS])
-                )
+            try:
+                self._write_kept()
+            except OSError:
+                self._remove_file()
+                raise
             self._events = []
             self._place_kept()
-            self.start_flush()()
-        for path in old:
-            self._files.unlink(path)
+        while self._old:
+            self._files.unlink(self._old[0])
+            self._old.popleft()
         self._files.sync_names()
+
+    def _write_kept(self) -> None:
+        self.log_end = self._log_end_now()
+        for start in range(0, len(self._events), _SNAPSHOT_EVENTS):
+            self._append(self._frame(self.log_end, self._events[start : start + _SNAPSHOT_EVENTS]))
+        self.start_flush()()
+        self.note_flushed(self.written)
+
+    def _remove_file(self) -> None:
+        """Remove the newest file, which lacks a part."""
+        segment = self._segments.pop()
+        self._dirty = []
+        with suppress(OSError):
+            self._files.close(segment.descriptor)
+        with suppress(OSError):
+            self._files.unlink(segment.path)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -306,6 +352,10 @@ class PopLog:
                 self._files.close(segment.descriptor)
         self._segments.clear()
         self._spare = None
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _event_of(entry: Entry) -> Event:

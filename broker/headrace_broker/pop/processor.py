@@ -163,7 +163,6 @@ class PopProcessor:
         )
         target = self.targets.find(request, wanted)
         check_invisible_time(self._config, header.invisible_time)
-        self.progress.log.check_room()
         count = max(header.max_msg_nums, 1)
         ask = Ask(
             count,
@@ -176,6 +175,7 @@ class PopProcessor:
         return self._begin(request, target, attempt, wait_ms, _TIMED_OUT, _FULL)
 
     def _pop(self, ask: Ask, target: PopTarget) -> Reply | None:
+        self.progress.log.check_room()
         return self._popping.pop(target, ask)
 
     def _check(self, header: PopMessageHeader) -> None:

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
-from headrace_broker.pop.pop_log import PopLog
+from headrace_broker.pop.pop_log import PopLog, PopsNotWritable
 from headrace_broker.pop.pops import Pops
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import Files
-from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.command import header_fields
-from headrace_protocol.errors import RequestError
-from headrace_protocol.frame import Frame, FrameReader
-from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.pop.handle import Handle
-from tests.support.broker import Answer, broker_config
-from tests.support.channel import MemoryChannel
-from tests.support.pop_broker import (
-    INVISIBLE_MS,
-    PopBroker,
-    answers,
-    bodies,
-    messages_of,
-    restarted,
-)
-from tests.support.stores import crash
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, restarted
+from tests.support.stores import FaultyFiles, crash
 
 FILE_BYTES = 1 << 20
 
@@ -131,14 +114,14 @@ def test_what_was_stored_again_is_not_out_although_its_event_is_lost(
 def test_a_start_has_little_to_read(tmp_path: Path) -> None:
     ends = [0]
     log = PopLog(tmp_path, Files(), lambda: ends[0], FILE_BYTES)
-    log.note_log_end()
+    log.write_out()
     assert not list(tmp_path.iterdir())
     Pops(log).open("g", "T", 0, 0)
     log.write_out()
     written = []
     for end in (1 << 20, 64 << 20, 65 << 20):
         ends[0] = end
-        log.note_log_end()
+        log.write_out()
         written.append(log.log_end)
     assert written == [0, 64 << 20, 64 << 20]
     log.close()
@@ -268,7 +251,7 @@ def test_a_log_of_much_that_is_out_keeps_its_files(tmp_path: Path) -> None:
 
 
 def test_starts_keep_what_exceeds_a_file(tmp_path: Path) -> None:
-    count = 20_000
+    count = 5_000
     for life in range(4):
         log = PopLog(tmp_path / "pop", Files(), lambda: 0, 1 << 16)
         pops = Pops(log)
@@ -276,7 +259,7 @@ def test_starts_keep_what_exceeds_a_file(tmp_path: Path) -> None:
             pops.replay(event, 1 << 60)
         assert pops.out_count == (count if life else 0)
         pops.replayed()
-        log.begin_anew()
+        log.write_out()
         if not life:
             queue = pops.open("g", "T", 0, 0)
             for offset in range(count):
@@ -286,151 +269,48 @@ def test_starts_keep_what_exceeds_a_file(tmp_path: Path) -> None:
         log.close()
 
 
-def test_a_disk_without_room_refuses_pops_by_name(
-    tmp_path: Path, broker: PopBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker.store_message("T", 0)
-
-    def full(*_args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(broker.store.fs, "allocate", full)
-        answer = broker.pop()
-        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert str(tmp_path / "store/pop") in answer.remark
-        assert list((tmp_path / "store/pop").iterdir()) == []
-    assert len(broker.taken()) == 1
+@pytest.mark.parametrize("fault", ["is_broken", "is_unwritable"])
+def test_a_start_whose_disk_fails_keeps_the_old_files(tmp_path: Path, fault: str) -> None:
+    log, pops = new_log(tmp_path)
+    pops.open("g", "T", 0, 5)
+    log.write_out()
+    log.close()
+    files = FaultyFiles()
+    log, pops = new_log(tmp_path, files)
+    for event in log.read():
+        pops.replay(event, 0)
+    pops.replayed()
+    vars(files)[fault] = True
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        log.write_out()
+    assert names(tmp_path) == [0]
+    vars(files)[fault] = False
+    log.write_out()
+    assert names(tmp_path) == [1]
+    assert [queue.next_offset for queue in replayed(tmp_path)] == [5]
 
 
 def test_events_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
-    log, pops = new_log(tmp_path)
+    files = FaultyFiles()
+    log, pops = new_log(tmp_path, files)
     pops.open("g", "T", 0, 5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "_write", lambda _events: (_ for _ in ()).throw(OSError))
-        with pytest.raises(OSError):  # noqa: PT011 - any
-            log.write_out()
-    log.check_room()
+    files.is_unwritable = True
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        log.write_out()
+    with pytest.raises(PopsNotWritable, match=os.strerror(errno.EIO)):
+        log.check_room()
+    files.is_unwritable = False
     log.write_out()
+    log.check_room()
     assert [queue.next_offset for queue in replayed(tmp_path)] == [5]
     log.close()
 
 
-# -- flush ------------------------------------------------------------------------------------
-
-
-def sync_broker(folder: Path) -> PopBroker:
-    config = broker_config(folder, flush_disk_type="SYNC_FLUSH")
-    return PopBroker(folder, config, flush="sync")
-
-
-async def answered(channel: MemoryChannel) -> Answer:
-    """The answer that a thread has to bring about."""
-    with trio.fail_after(30):
-        while not channel.written:  # noqa: ASYNC110 - no event tells
-            await trio.sleep(0.01)
-    (answer,) = answers(channel)
-    return answer
-
-
-async def test_with_synchronous_flush_answers_wait_for_the_disk(tmp_path: Path) -> None:
-    broker = sync_broker(tmp_path)
-    parts = broker.pop_parts
-    broker.store_message("T", 0)
-    broker.store.flusher.flush_now()
-    broker.store.write_path.publish()
-    channel = MemoryChannel()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(parts.progress.run)
-        await trio.testing.wait_all_tasks_blocked()
-        broker.send(200050, broker.pop_header(), channel=channel)
-        assert answers(channel) == []
-        answer = await answered(channel)
-        assert len(messages_of(answer)) == 1
-        assert parts.log.flushed == parts.log.written
-        nursery.cancel_scope.cancel()
-
-
-async def test_the_first_pop_of_all_is_flushed_in_its_turn(tmp_path: Path) -> None:
-    """The service that flushes has not begun then."""
-    broker = sync_broker(tmp_path)
-    broker.store_message("T", 0)
-    broker.store.flusher.flush_now()
-    broker.store.write_path.publish()
-    broker.server.begin_turn()
-    channel = MemoryChannel()
-    broker.core.serving.frames.handle(channel, frames_of(broker))  # type: ignore[arg-type]
-    broker.server.end_turn()
-    (answer,) = answers(channel)
-    assert len(messages_of(answer)) == 1
-
-
-def frames_of(broker: PopBroker) -> list[Frame]:
-    fields = header_fields(broker.pop_header())
-    frame = encode_frame(SerializeType.JSON, RequestCode.POP_MESSAGE, 7, fields=fields)
-    return FrameReader().feed(frame)
-
-
-async def test_a_flush_that_fails_is_answered_and_stops_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = sync_broker(tmp_path)
-    broker.store_message("T", 0)
-    broker.store.flusher.flush_now()
-    broker.store.write_path.publish()
-    channel = MemoryChannel()
-
-    def broken(*_args: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.pop_parts.progress.run)
-        await trio.testing.wait_all_tasks_blocked()
-        broker.send(200050, broker.pop_header(), channel=channel)
-        monkeypatch.setattr(broker.store.fs, "fdatasync", broken)
-        answer = await answered(channel)
-        monkeypatch.undo()
-        assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert not broker.store.commit_log.life.is_writable
-        nursery.cancel_scope.cancel()
-
-
-async def test_offsets_are_saved_behind_what_they_count(
-    broker: PopBroker, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    for handle in popped(broker, 2):
-        broker.ack(handle)
-    steps = []
-    flusher, log = broker.store.flusher, broker.pop_parts.log
-
-    async def flush_log() -> None:
-        steps.append("log")
-        flusher.flush_log_now()
-
-    def start_flush() -> Callable[[], None]:
-        return lambda: steps.append("pops")
-
-    monkeypatch.setattr(flusher, "flush_log", flush_log)
-    monkeypatch.setattr(log, "start_flush", start_flush)
-    monkeypatch.setattr(broker.offsets, "save_snapshot", lambda *_: steps.append("offsets"))
-    with trio.move_on_after(1.5):
-        await broker.offsets.run(lambda: 1)
-    assert steps == ["log", "pops", "offsets"]
-
-
-def test_a_stop_brings_everything_to_disk(tmp_path: Path, broker: PopBroker) -> None:
-    popped(broker, 2)
-    parts = broker.pop_parts
-    parts.finish()
-    assert parts.log.flushed == parts.log.written
-    broker.close()
-    again = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
-    assert again.pop_parts.pops.out_count == 2
-
-
 def test_a_request_without_room_changes_nothing(tmp_path: Path) -> None:
-    log, _ = new_log(tmp_path / "missing/pop")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "_new_segment", lambda: (_ for _ in ()).throw(OSError(28, "full")))
-        with pytest.raises(RequestError, match="free space"):
-            log.check_room()
+    files = FaultyFiles()
+    files.is_full = True
+    log, _ = new_log(tmp_path / "missing/pop", files)
+    with pytest.raises(PopsNotWritable, match="free space"):
+        log.check_room()
+    assert not list((tmp_path / "missing/pop").iterdir())
+    log.close()
