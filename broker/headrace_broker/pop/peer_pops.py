@@ -8,18 +8,24 @@ Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/pop/test_
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import structlog
 import trio
 
 from headrace_broker.pop.pop_queue import Checkpoint, Origin
+from headrace_broker.pop.reading import when_ready
 from headrace_broker.pop.revive_topic import unread
+from headrace_broker.store.errors import StoreError
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol import fastjson
-from headrace_protocol.errors import NotReady
+from headrace_protocol.bounds import NAME_CHARS_MAX
+from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.headers import Int64  # noqa: TC001 - msgspec reads annotations
 from headrace_protocol.message import decode_records
+from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import REVIVE_GROUP, revive_log_topic
 
 if TYPE_CHECKING:
@@ -38,31 +44,43 @@ _BYTES_AT_ONCE: Final = 256 * 1024
 _ACK_MS: Final = 3000
 _MESSAGES_MAX: Final = 64
 
+# Their sums are int64s too.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MESSAGES_MAX)]
+_Distances = Annotated[list[_Int32], msgspec.Meta(max_length=_MESSAGES_MAX)]
+_Offsets = Annotated[list[_Number], msgspec.Meta(max_length=_MESSAGES_MAX)]
+
 
 class _Checkpoint(msgspec.Struct):
-    """The body of a message tagged ``ck``. bm: bits of what is acked; d: distances from so."""
+    """The body of a message tagged ``ck``.
 
-    so: int
-    pt: int
-    it: int
-    n: int
-    q: int
-    t: str
-    c: str
-    bm: int = 0
-    d: list[int] | None = None
+    so: the offset at which the POP began; d: distances from there, ascending, of its n messages;
+    None if they are neighbours from there on. bm: bits of what is acked.
+    """
+
+    so: _Number
+    pt: _Number
+    it: _Number
+    n: _Count
+    q: _Int32
+    t: _Name
+    c: _Name
+    bm: Int64 = 0
+    d: _Distances | None = None
 
 
 class _Ack(msgspec.Struct):
     """The body of one tagged ``ack`` or ``bAck``."""
 
-    so: int
-    pt: int
-    q: int
-    t: str
-    c: str
-    ao: int = -1
-    aol: list[int] = []
+    so: _Number
+    pt: _Number
+    q: _Int32
+    t: _Name
+    c: _Name
+    ao: Int64 = -1
+    aol: _Offsets = []
 
 
 class PeerPops:
@@ -82,6 +100,7 @@ class PeerPops:
         self._topic = revive_log_topic(cluster)
         self._pops = pops
         self._progress = progress
+        self._outages = Outages(log.error, ended=log.warning)
         self.unreadable = 0
 
     async def run(self) -> None:
@@ -91,28 +110,39 @@ class PeerPops:
             await trio.sleep(_LOOK_S)
 
     async def read_all(self) -> None:
-        """Read what nobody has read."""
+        """Read what nobody has read. What fails is logged, and read later."""
         for queue_id in unread(self._store, self._offsets, self._cluster):
-            while await self._read_some(queue_id):
-                await trio.lowlevel.checkpoint()
+            name = f"queue {queue_id} of {self._topic}"
+            try:
+                while await self._read_some(queue_id, _AT_ONCE):
+                    await trio.lowlevel.checkpoint()
+            except (OSError, StoreError) as error:
+                self._outages.failed(name, error)
+            else:
+                self._outages.worked(name)
 
-    async def _read_some(self, queue_id: int) -> bool:
-        """Read some messages of a queue; returns whether there were any."""
+    async def _read_some(self, queue_id: int, count_max: int) -> bool:
+        """Read some messages of a queue; returns whether there were any.
+
+        Raises OSError, StoreError.
+        """
         queue = self._store.find_queue(self._topic, queue_id)
         if queue is None:
             return False
         first = self._offsets.query(REVIVE_GROUP, self._topic, queue_id) or 0
-        get = partial(self._store.source(queue).get, first, _AT_ONCE, _BYTES_AT_ONCE, None)
-        while True:
-            try:
-                result = get()
-                break
-            except NotReady as away:
-                await trio.to_thread.run_sync(away.fetch)
+        get = self._store.source(queue).get
+        result = await when_ready(partial(get, first, count_max, _BYTES_AT_ONCE, None))
         if result.next_offset == first:
             return False
         if result.status is GetStatus.FOUND:
-            for message in decode_records(b"".join(result.buffers)):
+            try:
+                messages = decode_records(b"".join(result.buffers))
+            except CorruptRecord as error:
+                if count_max > 1:
+                    return await self._read_some(queue_id, 1)
+                messages = []
+                self._note_unreadable(queue_id, first, error)
+            for message in messages:
                 self._take(message)
         # Together with what it counts: both are saved in this order.
         self._progress.write_out()
@@ -126,21 +156,21 @@ class PeerPops:
             else:
                 self._ack(fastjson.decode(message.body, _Ack))
         except (ValueError, msgspec.MsgspecError) as error:
-            self.unreadable += 1
-            log.error(
-                "message of the revive topic is malformed; ignoring it",
-                queue_id=message.queue_id,
-                queue_offset=message.queue_offset,
-                reason=str(error),
-            )
+            self._note_unreadable(message.queue_id, message.queue_offset, error)
+
+    def _note_unreadable(self, queue_id: int, queue_offset: int, error: Exception) -> None:
+        self.unreadable += 1
+        log.error(
+            "message of the revive topic is malformed; ignoring it",
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            reason=str(error),
+        )
 
     def _adopt(self, found: _Checkpoint) -> None:
         """Raises ValueError for what no broker writes."""
-        if not 0 < found.n <= _MESSAGES_MAX or min(found.so, found.pt, found.it, found.q) < 0:
-            raise ValueError(f"{found} is no checkpoint")
-        distances = found.d or range(found.n)
-        offsets = sorted(found.so + distance for distance in distances)
-        if self._topics.get(found.t) is None or not offsets:
+        offsets, settled = _messages(found)
+        if self._topics.get(found.t) is None:
             return  # the topic was deleted
         queue = self._pops.find(found.c, found.t, found.q)
         if queue is None:
@@ -150,7 +180,6 @@ class PeerPops:
         if queue.get((offsets[0], found.pt)) is not None:
             return
         made_at = self._topics.incarnations.created_at(found.t)
-        settled = found.bm & ((1 << len(offsets)) - 1)
         checkpoint = Checkpoint(
             queue, offsets, made_at, found.pt, found.it, 0, Origin.EXTENDED, settled
         )
@@ -168,3 +197,18 @@ class PeerPops:
             bits |= checkpoint.bit(offset)
         if bits:
             self._pops.settle(checkpoint, bits)
+
+
+def _messages(found: _Checkpoint) -> tuple[list[int], int]:
+    """The offsets of a checkpoint, and a bit for each that is out no more.
+
+    Raises ValueError for distances that no broker writes.
+    """
+    distances = found.d or list(range(found.n))
+    if len(distances) != found.n or any(left >= right for left, right in pairwise(distances)):
+        raise ValueError(f"{found} has no ascending distance for each message")
+    acked = found.bm & ((1 << found.n) - 1)
+    if distances[0]:
+        # Its name is where its POP began, though a filter has passed the message there.
+        distances, acked = [0, *distances], acked << 1 | 1
+    return [found.so + distance for distance in distances], acked

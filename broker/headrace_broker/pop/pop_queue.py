@@ -49,10 +49,11 @@ class Checkpoint:
     pop_time, invisible_ms: they become visible again at their sum. revive_qid: in their handles.
     physical_offset: none of them begins before it in the log.
     segment: number of the file of the log of pops that a start reads it from.
-    tick: see ``DueTimes``.
+    tick: see ``DueTimes``. failures: attempts to store its messages again that have failed.
     """
 
     __slots__ = (
+        "failures",
         "invisible_ms",
         "offsets",
         "origin",
@@ -85,6 +86,7 @@ class Checkpoint:
         self.origin = origin
         self.settled = settled
         self.segment = self.tick = -1
+        self.failures = 0
 
     @property
     def key(self) -> tuple[int, int]:

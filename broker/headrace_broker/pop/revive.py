@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.pop.pop_log import PopsNotWritable
 from headrace_broker.pop.pop_queue import OrderedBatch, Origin
+from headrace_broker.pop.reading import when_ready
 from headrace_broker.pop.recovery import SOURCE
 from headrace_broker.queue_directory import Use
-from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreNotWritable
+from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreError, StoreNotWritable
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.store_source import GetStatus
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import CorruptRecord, RequestError
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
     ORIGIN_MESSAGE_ID,
@@ -54,7 +57,6 @@ _MINUTES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)
 _PAUSES_S: Final = (10, 20, 30, *(60 * minutes for minutes in _MINUTES))
 # The wall clock may jump.
 _LOOK_S: Final = 1.0
-_AT_ONCE: Final = 128
 _TIMES_MAX: Final = 2**31 - 1
 
 
@@ -80,7 +82,6 @@ class Revive:
         self._pops = pops
         self._progress = progress
         self._long_polling = long_polling
-        self._failures: dict[Checkpoint, int] = {}
         self._asked = trio.Event()
         pops.due.on_earlier = self._ask
         self.revived = self.buried = self.given_up = 0
@@ -120,12 +121,23 @@ class Revive:
         if isinstance(checkpoint, OrderedBatch):
             self._unlock(checkpoint)
             return
-        try:
-            await self._store_again(checkpoint)
-        except (RequestError, OSError) as error:
-            self._note_failure(checkpoint, error)
-        else:
-            self._failures.pop(checkpoint, None)
+        topics_before = self._topics.change_count
+        messages, problem = await self._to_store(checkpoint)
+        while messages:
+            try:
+                self._append(checkpoint, messages)
+            except (StoreBusy, StoreNotWritable, PopsNotWritable):
+                await trio.sleep(RETRY_S)
+            except StoreError as error:
+                problem = error
+                break
+            else:
+                await trio.lowlevel.checkpoint()
+        if self._topics.change_count != topics_before:
+            # Requests that wait for the topic must wait for its new retry topic too.
+            self._long_polling.arrived(self._store.queues_of(checkpoint.queue.name.topic))
+        if problem is not None and not checkpoint.is_done:
+            self._note_failure(checkpoint, problem)
 
     def _unlock(self, batch: OrderedBatch) -> None:
         """Retry requests at a queue whose lock has ended: its messages come again in place."""
@@ -134,11 +146,11 @@ class Revive:
             self._long_polling.arrived([queue])
 
     def _note_failure(self, checkpoint: Checkpoint, error: Exception) -> None:
-        failures = self._failures[checkpoint] = self._failures.get(checkpoint, 0) + 1
+        checkpoint.failures += 1
         group, topic, queue_id = checkpoint.queue.name
         where = {"group": group, "topic": topic, "queue_id": queue_id, "reason": str(error)}
-        if failures < self._config.pop_revive_max_attempt_times:
-            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+        if checkpoint.failures < self._config.pop_revive_max_attempt_times:
+            pause_s = _PAUSES_S[min(checkpoint.failures, len(_PAUSES_S)) - 1]
             log.warning("messages to retry not stored yet", retry_s=pause_s, **where)
             self._pops.due.add(checkpoint, self._store.clock.now_ms() + 1000 * pause_s)
             return
@@ -146,42 +158,37 @@ class Revive:
         log.error("messages to retry given up", queue_offsets=offsets, **where)
         self.given_up += len(offsets)
         self._settle(checkpoint, checkpoint.bits)
-        del self._failures[checkpoint]
 
     def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
         self._pops.settle(checkpoint, bits)
-        self._progress.write_out()
+        self._progress.end_turn()
 
     # -- one checkpoint ----------------------------------------------------------------------------
 
-    async def _store_again(self, checkpoint: Checkpoint) -> None:
-        """Raises RequestError, OSError while that fails."""
+    async def _to_store(
+        self, checkpoint: Checkpoint
+    ) -> tuple[list[tuple[int, InnerMessage]], Exception | None]:
+        """What is to be stored of the messages that are out, and why the others can't be."""
         messages: list[tuple[int, InnerMessage]] = []
-        made = False
+        problem: Exception | None = None
         for offset, bit in list(checkpoint.out()):
-            message = await self._read(checkpoint, offset)
-            if message is None:
-                self._settle(checkpoint, bit)
-                continue
-            topic, is_new = await self._target(checkpoint, message)
-            made |= is_new
-            messages.append((bit, self._again(checkpoint, message, topic)))
-        while messages:
             try:
-                self._append(checkpoint, messages)
-            except (StoreBusy, StoreNotWritable):
-                await trio.sleep(RETRY_S)
+                message = await when_ready(partial(self._read, checkpoint, offset))
+                if message is None:
+                    self._settle(checkpoint, bit)
+                    continue
+                topic = await self._target(checkpoint, message)
+            except (RequestError, OSError, StoreError, CorruptRecord) as error:
+                problem = error
             else:
-                await trio.lowlevel.checkpoint()
-        if made:
-            # Requests that wait for the topic must wait for its retries too.
-            self._long_polling.arrived(self._store.queues_of(checkpoint.queue.name.topic))
+                messages.append((bit, self._again(checkpoint, message, topic)))
+        return messages, problem
 
     def _append(self, checkpoint: Checkpoint, messages: list[tuple[int, InnerMessage]]) -> None:
         """Store what is still out, and remove it from ``messages``.
 
         Nothing happens between the look at what is out and the write. Raises StoreBusy,
-        StoreNotWritable while the store takes no more.
+        StoreNotWritable, PopsNotWritable while the disk takes no more.
         """
         self._progress.log.check_room()
         write_path = self._store.write_path
@@ -195,7 +202,7 @@ class Revive:
                     self._append_one(checkpoint, bit, message)
                 del messages[0]
         finally:
-            self._progress.write_out()
+            self._progress.end_turn()
             with suppress(StoreNotWritable):  # it stays pending, and a later commit writes it
                 write_path.publish()
 
@@ -213,15 +220,11 @@ class Revive:
         else:
             self.buried += 1
 
-    async def _read(self, checkpoint: Checkpoint, offset: int) -> StoredMessage | None:
-        """A message that is out; None if the store has it no more. Raises OSError."""
-        while True:
-            try:
-                return self._read_now(checkpoint, offset)
-            except NotReady as away:
-                await trio.to_thread.run_sync(away.fetch)
+    def _read(self, checkpoint: Checkpoint, offset: int) -> StoredMessage | None:
+        """A message that is out; None if the store has it no more.
 
-    def _read_now(self, checkpoint: Checkpoint, offset: int) -> StoredMessage | None:
+        Raises NotReady, CorruptRecord.
+        """
         _, topic, queue_id = checkpoint.queue.name
         place = self._directory.find(topic, queue_id, Use.INSPECT)
         if place is None:
@@ -235,8 +238,8 @@ class Revive:
         is_it = made_at <= checkpoint.physical_offset <= message.physical_offset
         return message if is_it and message.queue_offset == offset else None
 
-    async def _target(self, checkpoint: Checkpoint, message: StoredMessage) -> tuple[str, bool]:
-        """The topic that gets a message, and whether it was made now. Raises RequestError."""
+    async def _target(self, checkpoint: Checkpoint, message: StoredMessage) -> str:
+        """The topic that gets a message, made if it is missing. Raises RequestError, OSError."""
         group, topic, _ = checkpoint.queue.name
         config = self._groups.get(group)
         is_last = config is not None and message.reconsume_times >= config.retry_max_times
@@ -249,18 +252,16 @@ class Revive:
         name = name.removeprefix(RETRY_PREFIX)
         return await self._made(self._topics.create_retry_topic, RETRY_PREFIX, name)
 
-    async def _made(
-        self, create: Callable[[str], TopicConfig], prefix: str, name: str
-    ) -> tuple[str, bool]:
+    async def _made(self, create: Callable[[str], TopicConfig], prefix: str, name: str) -> str:
         topic = prefix + name
-        if is_new := self._topics.get(topic) is None:
+        if self._topics.get(topic) is None:
             create(name)
             # Its messages would be nobody's without it.
             is_saved = trio.Event()
             self._topics.when_saved(lambda _error: is_saved.set())
             await is_saved.wait()
         self._topics.check_deliverable(self._topics.expect(topic))
-        return topic, is_new
+        return topic
 
     def _again(self, checkpoint: Checkpoint, message: StoredMessage, topic: str) -> InnerMessage:
         """The message as its retry topic gets it, or that of dead letters."""

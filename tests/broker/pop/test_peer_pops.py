@@ -11,7 +11,7 @@ import trio.testing
 
 from headrace_broker.pop.feature import Pop
 from headrace_protocol.system_topics import REVIVE_GROUP, revive_log_topic
-from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, damage
 
 TOPIC = revive_log_topic("DefaultCluster")
 
@@ -55,6 +55,8 @@ def come_again(broker: PopBroker) -> list[bytes]:
         ({}, b"01234"),
         ({"bm": 0b101}, b"134"),
         ({"n": 3, "d": [0, 2, 4]}, b"024"),
+        ({"n": 2, "d": [1, 3]}, b"13"),
+        ({"n": 2, "d": [1, 3], "bm": 0b10}, b"1"),
         ({"so": 2, "n": 2}, b"23"),
         ({"bm": 0b11111}, b""),
     ],
@@ -87,12 +89,71 @@ def test_a_checkpoint_counts_once(broker: PopBroker) -> None:
     assert broker.pop_parts.pops.out_count == 5
 
 
-@pytest.mark.parametrize("fields", [{"n": 0}, {"n": 1000}, {"so": -1}, {"q": -1}])
+def test_an_ack_names_where_its_pop_began(broker: PopBroker) -> None:
+    """A filter may have passed the message there."""
+    pop_time = left_checkpoint(broker, n=2, d=[1, 3])
+    left(broker, "ack", 0, ao=3, pt=pop_time)
+    read(broker)
+    assert come_again(broker) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 0},
+        {"n": 1000},
+        {"so": -1},
+        {"so": 2**63},
+        {"so": 10**400},
+        {"pt": 2**63},
+        {"it": -1},
+        {"it": 2**63},
+        {"bm": 2**80},
+        {"q": -1},
+        {"q": 2**31},
+        {"c": "g" * 256},
+        {"n": 2, "d": [0]},
+        {"n": 2, "d": [1, 0]},
+        {"n": 2, "d": [1, 1]},
+        {"n": 2, "d": [-1, 1]},
+        {"n": 2, "d": [0, 2**63]},
+        {"n": 65, "d": list(range(65))},
+    ],
+)
 def test_what_says_nothing_is_left_out(broker: PopBroker, fields: dict[str, Any]) -> None:
     left_checkpoint(broker, **fields)
     left_checkpoint(broker)
     read(broker)
     assert (broker.pop_parts.peer_pops.unreadable, broker.pop_parts.pops.out_count) == (1, 5)
+
+
+@pytest.mark.parametrize("aol", [[-1], [2**63], list(range(65))])
+def test_an_ack_that_says_nothing_is_left_out(broker: PopBroker, aol: list[int]) -> None:
+    pop_time = left_checkpoint(broker)
+    left(broker, "bAck", 0, aol=aol, pt=pop_time)
+    read(broker)
+    assert (broker.pop_parts.peer_pops.unreadable, broker.pop_parts.pops.out_count) == (1, 5)
+
+
+def test_a_damaged_message_holds_up_no_other(broker: PopBroker) -> None:
+    left_checkpoint(broker, n=1)
+    left_checkpoint(broker, so=1, n=1, bn="damaged")
+    left_checkpoint(broker, so=2, n=1)
+    damage(broker, b"damaged")
+    read(broker)
+    assert (broker.pop_parts.peer_pops.unreadable, broker.pop_parts.pops.out_count) == (1, 2)
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 3
+
+
+def test_what_can_not_be_written_is_read_again(broker: PopBroker) -> None:
+    left_checkpoint(broker)
+    broker.disk.is_unwritable = True
+    read(broker)
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) is None
+    broker.disk.is_unwritable = False
+    read(broker)
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 1
+    assert broker.pop_parts.pops.out_count == 5
 
 
 def test_a_topic_that_is_gone_has_nothing_out(broker: PopBroker) -> None:

@@ -17,7 +17,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import decode_records
 from headrace_protocol.pop.handle import Handle, TopicKind
 from tests.support.broker import broker_config
-from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, damage, messages_of
 
 RETRY, DEAD = "%RETRY%g_T", "%DLQ%g"
 
@@ -206,6 +206,39 @@ def test_a_failure_is_repeated_with_pauses_and_then_given_up(
         pauses.append(round((due_ms - broker.clock.ms) / 1000))
         wait(broker, due_ms - broker.clock.ms)
     assert (pauses, broker.pop_parts.revive.given_up) == ([10, 20], 2)
+
+
+def test_a_damaged_message_holds_up_no_other(tmp_path: Path) -> None:
+    """Neither of its own pop nor of a later one."""
+    config = broker_config(tmp_path, pop_revive_max_attempt_times=2)
+    broker = PopBroker(tmp_path, config, commit_log_file_bytes=1 << 16)
+    take(broker, b"a", b"damaged", b"c")
+    take(broker, b"d")
+    damage(broker, b"damaged")
+    pops, revive = broker.pop_parts.pops, broker.pop_parts.revive
+    wait(broker)
+    assert bodies(broker.taken()) == [b"a", b"c", b"d"]
+    assert (pops.out_count, revive.given_up, broker.progress()) == (4, 0, 1)
+    wait(broker, 10_000)
+    assert (pops.out_count, revive.given_up, broker.progress()) == (3, 1, 4)
+
+
+async def test_pops_that_can_not_be_written_are_waited_for(
+    broker: PopBroker, autojump_clock: trio.testing.MockClock
+) -> None:
+    """That counts as no failure, however long it lasts."""
+    first, _ = take(broker, b"a", b"b")
+    broker.disk.is_unwritable = True
+    broker.ack(first)
+    broker.disk.is_unwritable = False
+    broker.clock.ms += INVISIBLE_MS
+    with trio.move_on_after(10_000):
+        await broker.pop_parts.revive.revive_due()
+    (checkpoint,) = [each for queue in broker.pop_parts.pops for each in queue]
+    assert checkpoint.failures == 0
+    broker.pop_parts.progress.write_out()
+    await broker.pop_parts.revive.revive_due()
+    assert bodies(broker.taken()) == [b"b"]
 
 
 async def test_a_store_that_takes_nothing_is_waited_for(
