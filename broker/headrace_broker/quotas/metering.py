@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from headrace_daemon.serving.server import HoldBack, Serve
     from headrace_daemon.serving.server_channel import ServerChannel
     from headrace_protocol.channel import Channel
-    from headrace_protocol.frame import Frame
+    from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.quotas import Of
     from headrace_protocol.serving import Registry
 
-# Names to search a header for; decoding it takes as long as a few dozen searches.
+# Names to search a request for; decoding its header takes as long as a few dozen searches.
 _SEARCHED_MAX: Final = 32
+# Of a body that is searched.
+_SEARCHED_BYTES_MAX: Final = 16 * 1024
+# First bytes of a body that may be JSON, and then have names.
+_JSON_BEGINS: Final = b"{ \t\r\n"
 # A character of a name, as JSON may have it.
 _ESCAPED: Final = re.compile(rb"\\u00[2-7]")
 # Frames whose names are looked at before they are served: those that are left over are looked at
@@ -144,10 +148,10 @@ class BrokerMetering(Metering):
         return rest + frames[_FRAMES_AT_ONCE:]
 
     def _meters_of(self, channel: ServerChannel, frame: Frame) -> list[Meter]:
-        """The meters of the topics and groups that a header names."""
+        """The meters of the topics and groups that a request names."""
         serialize_type, header, body = frame
         header = bytes(header)
-        if not self._may_name(header):
+        if not self._may_name(header, body):
             return []
         try:
             command = decode_header(serialize_type, header)
@@ -157,13 +161,16 @@ class BrokerMetering(Metering):
         meters = (self.meter(_KINDS[each.kind], each.name) for each in asked if each.kind in _KINDS)
         return [meter for meter in meters if meter is not None]
 
-    def _may_name(self, header: bytes) -> bool:
-        """False if a header names no topic and no group with limits."""
-        named = self._named
+    def _may_name(self, header: bytes, body: Buffer) -> bool:
+        """False if neither header nor body names a topic or a group with limits."""
+        named, text = self._named, header
+        if bytes(body[:1]) in _JSON_BEGINS:
+            text += bytes(body[:_SEARCHED_BYTES_MAX])
         return (
             len(named) > _SEARCHED_MAX
-            or any(map(header.__contains__, named))
-            or _ESCAPED.search(header) is not None
+            or any(map(text.__contains__, named))
+            or _ESCAPED.search(text) is not None
+            or (text is not header and len(body) > _SEARCHED_BYTES_MAX)
         )
 
     # -- what users have at a time -----------------------------------------------------------------

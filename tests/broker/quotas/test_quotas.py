@@ -25,6 +25,8 @@ from headrace_protocol.command import header_fields
 from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
+from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
+from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
 from tests.support.broker import BrokerUnderTest, broker_config
@@ -459,6 +461,41 @@ async def test_a_limited_topic_is_found_however_a_header_names_it(
         metering.handle(cast("ServerChannel", Named()), [pull_frame(topic)], serve)
     assert metering.refused["topic", "orders"] == 10 - len(served)
     assert (len(served) < 10) == is_counted
+
+
+@pytest.mark.parametrize("kind", [SerializeType.JSON, SerializeType.MSGPACK])
+@pytest.mark.parametrize(
+    ("group", "blanks", "is_counted"),
+    [
+        ("readers", (0, 0), True),
+        ("readers", (1, 0), True),
+        ("readers", (0, 20_000), True),
+        (r"\u0072eaders", (0, 0), True),
+        ("others", (0, 0), False),
+    ],
+)
+async def test_a_limited_group_is_found_in_a_body(
+    tmp_path: Path, kind: SerializeType, group: str, blanks: tuple[int, int], is_counted: bool
+) -> None:
+    metering = await metering_of(BrokerUnderTest(tmp_path))
+    await metering.table.put(Quota(of="group", name="readers", requests=1.0))
+    metering.forget()
+    handle = Handle(0, 1, 1, 0, TopicKind.NORMAL, "broker-a", 0, 0)
+    acks = BatchAckBody(acks=[BatchAck.of("T", "GROUP", handle, [0])], broker_name="broker-a")
+    before, after = blanks
+    body = b" " * before + acks.encode().replace(b"{", b"{" + b" " * after, 1)
+    body = body.replace(b"GROUP", group.encode())
+    frame = encode_frame(kind, RequestCode.BATCH_ACK_MESSAGE, 1, body_bytes=len(body)) + body
+    served: list[Frame] = []
+
+    def serve(_channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
+        served.extend(frames)
+        return []
+
+    for _ in range(30):
+        metering.handle(cast("ServerChannel", Named()), FrameReader().feed(frame), serve)
+    assert metering.refused["group", "readers"] == 30 - len(served)
+    assert (len(served) < 30) == is_counted
 
 
 async def test_frames_are_looked_at_in_pieces(tmp_path: Path) -> None:
