@@ -25,7 +25,7 @@ from headrace_protocol.message import (
     REPLY_TO_CLIENT,
     property_value,
 )
-from headrace_protocol.message_ids import decode_host
+from headrace_protocol.message_ids import host_text
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import Until
 
@@ -61,7 +61,7 @@ class ReplyProcessor:
         host_log: HostLog,
     ) -> None:
         self._config = config
-        self._store_host = _host_text(store.settings.store_host)
+        self._store_host = host_text(store.settings.store_host)
         self._sends = sends
         self._producers = producers
         self._client_requests = client_requests
@@ -177,7 +177,7 @@ class ReplyProcessor:
             properties=f"{_ended(header.properties)}{PUSH_REPLY_TIME}\x01{now_ms}\x02",
             reconsume_times=header.reconsume_times,
             unit_mode=bool(header.unit_mode),
-            born_host=_host_text(request.channel.host_bytes),
+            born_host=host_text(request.channel.host_bytes),
             store_host=self._store_host,
             store_timestamp=now_ms,
         )
@@ -188,11 +188,6 @@ def _ended(properties: str | None) -> str:
     if not properties or properties.endswith("\x02"):
         return properties or ""
     return f"{properties}\x02"
-
-
-def _host_text(host: bytes) -> str:
-    ip, port = decode_host(host)
-    return f"{ip}:{port}"
 
 
 def _not_pushed(remark: str) -> RequestError:
