@@ -104,7 +104,7 @@ class ReplyProcessor:
             )
         await self._push(request, header, client_id)
         self._outcomes["pushed"] += 1
-        if self._config.store_reply_message_enable:
+        if self._config.store_reply_message_enable and request.body:
             try:
                 return store(request)
             except RequestError as error:
@@ -117,14 +117,15 @@ class ReplyProcessor:
         return Reply(answer)
 
     def _check(self, request: Request, header: _Header) -> None:
-        """Raise RequestError for a reply that could not be stored, before it is pushed."""
+        """Raise RequestError for a reply that is too large, before it is pushed.
+
+        One without a body is pushed: client-go has no others. It is not stored.
+        """
         topic, body_bytes_max = header.topic, self._config.max_message_size
         properties = header.properties or ""
         problem = None
         if header.batch:
             problem = f"a batch of replies to {topic}: send them one by one"
-        elif not request.body:
-            problem = f"a reply to {topic} has no body: send one"
         elif len(request.body) > body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
             problem = (
                 f"a reply to {topic} of {len(request.body)} bytes with properties of "

@@ -160,6 +160,17 @@ async def test_a_reply_that_was_pushed_and_cannot_be_stored_is_a_success(
     assert (answer.code, answer.command.header(SendMessageResponseHeader).msg_id) == (0, "0")
 
 
+async def test_a_reply_without_a_body_is_pushed_and_not_stored(broker: BrokerUnderTest) -> None:
+    requester = register(broker)
+    replier = send(broker, body=b"")
+    request, body = pushed(requester)
+    assert body == b""
+    confirm(broker, requester, request.opaque)
+    (answer,) = answered(replier)
+    assert (answer.code, answer.command.header(SendMessageResponseHeader).msg_id) == (0, "0")
+    assert broker.stored(REPLY_TOPIC) == []
+
+
 @pytest.mark.parametrize(
     ("properties", "fields", "code", "remark"),
     [
@@ -171,7 +182,6 @@ async def test_a_reply_that_was_pushed_and_cannot_be_stored_is_a_success(
             "channel of <c1> not found.",
         ),
         ("MSG_TYPE\x01reply\x02", {}, ResponseCode.SYSTEM_ERROR, "REPLY_TO_CLIENT is null"),
-        (PROPERTIES, {"body": b""}, ResponseCode.MESSAGE_ILLEGAL, "no body"),
         (PROPERTIES, {"body": bytes(2**22 + 1)}, ResponseCode.MESSAGE_ILLEGAL, "4194305 bytes"),
         (PROPERTIES * 600, {}, ResponseCode.MESSAGE_ILLEGAL, "at most 4194304 and 32767"),
         (None, {}, ResponseCode.SYSTEM_ERROR, "REPLY_TO_CLIENT is null"),
