@@ -116,7 +116,7 @@ class History:
 
 
 class BrokerStatistics:
-    """Counters of the broker, of sends by topic, and of reads by group and topic.
+    """Counters of the broker, of sends by topic, of reads and returns by group and topic.
 
     Idle topics cost nothing.
     sampled: the counters that have changed within the window.
@@ -128,6 +128,7 @@ class BrokerStatistics:
         self.gets = Counter()
         self.topic_puts: dict[str, Counter] = {}
         self.group_gets: dict[tuple[str, str], Counter] = {}
+        self.send_backs: dict[tuple[str, str], Counter] = {}
         self.sampled: list[Counter] = []
         self.histories: dict[Counter, History] = {}
         self._looks = 0
@@ -158,16 +159,28 @@ class BrokerStatistics:
         if self.on_get is not None:
             self.on_get(group, topic, body_bytes)
 
+    def sent_back(self, group: str, topic: str, body_bytes: int) -> None:
+        """Count a message of a topic that a group has sent back."""
+        counter = self.send_backs.get((group, topic))
+        if counter is None:
+            counter = self.send_backs[group, topic] = Counter()
+        if not counter.is_sampled:
+            self._begin_sampling(counter)
+        counter.add(1, body_bytes)
+
     def topic_deleted(self, topic: str) -> None:
         """Remove the counters of a topic; the totals keep its messages."""
         self._forget(self.topic_puts.pop(topic, None))
-        for key in [key for key in self.group_gets if key[1] == topic]:
-            self._forget(self.group_gets.pop(key))
+        self._forget_groups(lambda key: key[1] == topic)
 
     def group_deleted(self, group: str) -> None:
         """Remove the counters of a group."""
-        for key in [key for key in self.group_gets if key[0] == group]:
-            self._forget(self.group_gets.pop(key))
+        self._forget_groups(lambda key: key[0] == group)
+
+    def _forget_groups(self, is_gone: Callable[[tuple[str, str]], bool]) -> None:
+        for counters in (self.group_gets, self.send_backs):
+            for key in list(filter(is_gone, counters)):
+                self._forget(counters.pop(key))
 
     def _forget(self, counter: Counter | None) -> None:
         if counter is not None:

@@ -8,6 +8,8 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 GET_ROUTEINFO_BY_TOPIC = 105
 UPDATE_BROKER_CONFIG = 25
@@ -17,10 +19,28 @@ SUCCESS = 0
 # Every broker registers this template topic; a route for it means that clients can start.
 TEMPLATE_TOPIC = "TBW102"
 ATTEMPT_TIMEOUT_S = 3
+ANSWER_TIMEOUT_S = 60
 PAUSE_S = 0.005
 REGISTRATION_PAUSE_S = 0.2
 # Access key and secret.
 Signer = tuple[str, str]
+
+
+class Answer(NamedTuple):
+    """fields: those of the header."""
+
+    code: int
+    remark: str
+    fields: dict[str, str]
+    body: bytes
+
+
+def answer(address: str, code: int, fields: Mapping[str, str], body: bytes = b"") -> Answer:
+    """The answer to one request, on a connection of its own."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S) as connection:
+        connection.sendall(_frame(code, dict(fields), body))
+        return _read(connection)
 
 
 def wait_for_route(
@@ -96,19 +116,22 @@ def _is_accepted(address: str, frame: bytes) -> bool:
     try:
         with socket.create_connection((host, int(port)), ATTEMPT_TIMEOUT_S) as connection:
             connection.sendall(frame)
-            return _response_code(connection) == SUCCESS
+            return _read(connection).code == SUCCESS
     except OSError:
         return False
 
 
-def _response_code(connection: socket.socket) -> int:
+def _read(connection: socket.socket) -> Answer:
     stream = connection.makefile("rb")
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise ConnectionResetError
-    _, mark = struct.unpack(">II", prefix)
-    header = json.loads(stream.read(mark & 0xFFFFFF))
-    return int(header["code"])
+    size, mark = struct.unpack(">II", prefix)
+    header_bytes = mark & 0xFFFFFF
+    header = json.loads(stream.read(header_bytes))
+    body = stream.read(size - 4 - header_bytes)
+    fields = header.get("extFields") or {}
+    return Answer(int(header["code"]), header.get("remark") or "", fields, body)
 
 
 def _frame(

@@ -19,6 +19,7 @@ from headrace_protocol.admin_headers import GetBrokerConfigResponseHeader
 from headrace_protocol.bodies import DataVersion, KVTable
 from headrace_protocol.bounds import check_items
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.command import VERSION
 from headrace_protocol.errors import RequestError
 from headrace_protocol.serving import Reply
 from headrace_protocol.waiting import ready
@@ -46,6 +47,10 @@ _NO_QUEUES = dict.fromkeys(
         "pullThreadPoolQueueSize",
         "queryThreadPoolQueueSize",
         "ackThreadPoolQueueSize",
+        "sendThreadPoolQueueCapacity",
+        "pullThreadPoolQueueCapacity",
+        "queryThreadPoolQueueCapacity",
+        "ackThreadPoolQueueCapacity",
         "sendThreadPoolQueueHeadWaitTimeMills",
         "pullThreadPoolQueueHeadWaitTimeMills",
         "queryThreadPoolQueueHeadWaitTimeMills",
@@ -59,11 +64,17 @@ _NO_QUEUES = dict.fromkeys(
 # What was read is found, and counted once; the old spelling is that of RocketMQ up to 4.9.
 _GET_RATES = ("getTransferredTps", "getTransferedTps", "getFoundTps", "getTotalTps")
 _NO_RATES = "0.00 0.00 0.00"
+# The log and the queues have one disk.
+_DISK_RATIOS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 # Figures that tools read without looking whether they are there, and that nobody measures here.
 _NOT_MEASURED = {
     "putMessageDistributeTime": "",
     "getMessageEntireTimeMax": "0",
     "putMessageEntireTimeMax": "0",
+    "dispatchMaxBuffer": "0",
+    # Sends are accepted from the start, and no buffers run out: as the peer says it by default.
+    "startAcceptSendRequestTimeStamp": "0",
+    "remainTransientStoreBufferNumbs": str(2**31 - 1),
 }
 
 
@@ -129,6 +140,7 @@ class AdminBrokerProcessor:
         running_ms = self._now_ms() - self._started_ms
         return {
             "brokerVersionDesc": f"headrace {__version__}",
+            "brokerVersion": str(VERSION),
             "brokerActive": "true",
             "bootTimestamp": str(self._started_ms),
             "currentTimestamp": str(self._now_ms()),
@@ -160,7 +172,7 @@ class AdminBrokerProcessor:
             f"Free : {_size(disk.usable_bytes)}.",
             "commitLogMinOffset": str(store.min_offset),
             "commitLogMaxOffset": str(store.max_offset),
-            "commitLogDiskRatio": f"{store.disk_ratio:.4f}",
+            **dict.fromkeys(_DISK_RATIOS, f"{store.disk_ratio:.4f}"),
             "remainHowManyDataToFlush": f"{store.max_offset - store.flushed_offset} B",
             "dispatchBehindBytes": str(store.max_offset - store.dispatched_offset),
             "dispatchBehindMessages": str(store.behind_rows["consumequeue"]),
@@ -176,8 +188,7 @@ class AdminBrokerProcessor:
         if store.cleaner.full_in_hours is not None:
             info["diskFullInHours"] = f"{store.cleaner.full_in_hours:.1f}"
         earliest_ms = self._store.commit_log.store_timestamp_at(store.min_offset)
-        if earliest_ms is not None:
-            info["earliestMessageTimeStamp"] = str(earliest_ms)
+        info["earliestMessageTimeStamp"] = str(-1 if earliest_ms is None else earliest_ms)
         return info
 
     # -- settings ----------------------------------------------------------------------------------

@@ -87,9 +87,10 @@ class BrokerStatsProcessor:
         statistics = self._statistics
         if of == "TOPIC_PUT":
             return statistics.topic_puts.get(key)
-        if of == "GROUP_GET":
+        if of in ("GROUP_GET", "SNDBCK_PUT"):
             topic, _, group = key.partition("@")
-            return statistics.group_gets.get((group, topic))
+            found = statistics.group_gets if of == "GROUP_GET" else statistics.send_backs
+            return found.get((group, topic))
         if key != self._config.broker_cluster_name:
             return None
         return {"BROKER_PUT": statistics.puts, "BROKER_GET": statistics.gets}.get(of)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.message_demands import SentMessage
     from headrace_broker.topics.table import TopicTable
+    from headrace_daemon.host_log import HostLog
 
 
 def unknown_group(group: str) -> RequestError:
@@ -40,10 +41,17 @@ class DeadLetters:
     without retry queues, which nobody gets again.
     """
 
-    def __init__(self, topics: TopicTable, groups: SubscriptionGroups, locks: QueueLocks) -> None:
+    def __init__(
+        self,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        locks: QueueLocks,
+        host_log: HostLog,
+    ) -> None:
         self.topics = topics
         self.groups = groups
         self._locks = locks
+        self._host_log = host_log
         self.buried_count = self.lost_count = 0
 
     def serve(self, message: SentMessage) -> None:
@@ -69,6 +77,13 @@ class DeadLetters:
         message.queue_id = 0
         message.put({DELAY: "0"})
         self.buried_count += 1
+
+    def lost(self, address: str, group: str) -> None:
+        """Count and log a message that a client sent back to a group without retry queues."""
+        self.lost_count += 1
+        self._host_log.warning(
+            address, "message sent back to a group without retry queues", group=group
+        )
 
     def runtime_info(self) -> dict[str, str]:
         """The counts, for GET_BROKER_RUNTIME_INFO."""

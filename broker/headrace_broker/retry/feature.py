@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 def build(core: Core) -> Feature:
     """See ``Feature``."""
     topics, _, groups, _ = core.tables
-    dead_letters = DeadLetters(topics, groups, core.clients.locks)
+    host_log = core.serving.server.host_log
+    dead_letters = DeadLetters(topics, groups, core.clients.locks, host_log)
     send_backs = SendBackProcessor(
         core.store,
         core.messages.writer,
         dead_letters,
         partial(core.messages.delays.apply_for, DELAY),
         core.messages.sends,
-        core.serving.server.host_log,
+        core.statistics.sent_back,
     )
     return Feature(
         demands=(Demand("retries", matches_topic=is_retry_topic, apply=dead_letters.serve),),

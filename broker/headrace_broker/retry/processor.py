@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from headrace_broker.processors.send import SendProcessor
     from headrace_broker.retry.dead_letters import DeadLetters
     from headrace_broker.store.message_store import MessageStore
-    from headrace_daemon.host_log import HostLog
     from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from headrace_protocol.message import StoredMessage
     from headrace_protocol.serving import Registry, Request
@@ -61,9 +60,9 @@ class SendBackProcessor:
         dead_letters: DeadLetters,
         delay: Callable[[SentMessage], None],
         sends: SendProcessor,
-        host_log: HostLog,
+        count: Callable[[str, str, int], None],
     ) -> None:
-        """delay: has a message wait for its DELAY."""
+        """delay: has a message wait for its DELAY. count: of a group, a topic, and body's bytes."""
         self._store = store
         self._writer = writer
         self._topics = dead_letters.topics
@@ -71,7 +70,7 @@ class SendBackProcessor:
         self._dead_letters = dead_letters
         self._delay = delay
         self._sends = sends
-        self._host_log = host_log
+        self._count = count
 
     def register(self, registry: Registry) -> None:
         """Serve the code."""
@@ -85,12 +84,7 @@ class SendBackProcessor:
             raise unknown_group(header.group)
         self._topics.check_broker_writable()
         if group.retry_queue_nums <= 0:
-            self._dead_letters.lost_count += 1
-            self._host_log.warning(
-                request.channel.address,
-                "message sent back to a group without retry queues",
-                group=header.group,
-            )
+            self._dead_letters.lost(request.channel.address, header.group)
             return Reply()
         retry_topic = self._topics.create_retry_topic(header.group, group.retry_queue_nums)
         self._topics.check_deliverable(retry_topic)
@@ -107,6 +101,9 @@ class SendBackProcessor:
             self._append(stored, message)
         except StoreError as error:
             raise rejection(error, message.topic) from None
+        topic = stored.properties.get(RETRY_TOPIC, stored.topic)
+        if self._topics.get(topic) is not None:  # a client may write any name
+            self._count(header.group, topic, len(stored.stored_body))
         return self._sends.reply_confirmed(request, Reply())
 
     def _find(self, header: ConsumerSendMsgBackHeader) -> StoredMessage:

@@ -45,7 +45,7 @@ async def test_the_peers_tools_find_what_they_look_for(broker: BrokerUnderTest) 
         float(info[name].split(" ")[0])
     assert info["brokerVersionDesc"].startswith("headrace ")
     assert info["brokerActive"] == "true"
-    assert "earliestMessageTimeStamp" not in info
+    assert info["earliestMessageTimeStamp"] == "-1"
 
 
 async def test_the_numbers_are_those_of_the_store(broker: BrokerUnderTest) -> None:

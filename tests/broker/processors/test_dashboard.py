@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,7 @@ async def test_sums_and_rates_of_counters(broker: BrokerUnderTest, autojump_cloc
     statistics = broker.statistics
     statistics.put("t", 4, 40)
     statistics.get("g", "t", 2, 20)
+    statistics.sent_back("g", "t", 5)
     for _ in range(10):
         statistics.sample()
     statistics.put("t", 6, 60)
@@ -408,6 +410,7 @@ async def test_sums_and_rates_of_counters(broker: BrokerUnderTest, autojump_cloc
         ("TOPIC_PUT_SIZE", "t"): (100, 10.0),
         ("GROUP_GET_NUMS", "t@g"): (2, 1.0),
         ("GROUP_GET_SIZE", "t@g"): (20, 10.0),
+        ("SNDBCK_PUT_NUMS", "t@g"): (1, 1.0),
         ("BROKER_PUT_NUMS", "DefaultCluster"): (10, 1.0),
         ("BROKER_GET_NUMS", "DefaultCluster"): (2, 1.0),
     }
@@ -454,12 +457,14 @@ async def test_few_counters_have_a_history(autojump_clock: object) -> None:
     assert statistics.sums(statistics.topic_puts["t2099"], 60.0).messages == 0
     for number in range(2100):
         statistics.topic_deleted(f"t{number}")
-    statistics.get("g", "t", 1, 1)
-    for _ in range(10):
-        statistics.sample()
-    assert len(statistics.histories) == 3
-    statistics.group_deleted("g")
-    assert len(statistics.histories) == 2, "those of the broker"
+    for forget in (partial(statistics.group_deleted, "g"), partial(statistics.topic_deleted, "t")):
+        statistics.get("g", "t", 1, 1)
+        statistics.sent_back("g", "t", 1)
+        for _ in range(10):
+            statistics.sample()
+        assert len(statistics.histories) == 4
+        forget()
+        assert len(statistics.histories) == 2, "those of the broker"
 
 
 async def test_keys_that_tools_read_without_looking(tmp_path: Path) -> None:

@@ -102,6 +102,16 @@ def test_what_was_tried_too_often_is_a_dead_letter(
     assert (config.perm, config.write_queue_nums, config.read_queue_nums) == (6, 1, 1)
 
 
+def test_what_is_sent_back_is_counted_under_its_topic(broker: BrokerUnderTest) -> None:
+    again = write(broker, "%RETRY%g", RETRY_TOPIC="T")
+    forged = write(broker, RETRY_TOPIC="none")
+    for offset in (write(broker), again, forged):
+        assert send_back(broker, offset).code == ResponseCode.SUCCESS
+    assert {key: each.count for key, each in broker.statistics.send_backs.items()} == {
+        ("g", "T"): 2
+    }
+
+
 def test_a_group_says_how_often(broker: BrokerUnderTest) -> None:
     broker.groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=2))
     assert send_back(broker, write(broker, times=1)).code == ResponseCode.SUCCESS
