@@ -528,6 +528,7 @@ class Admin(Blocking[AsyncAdmin]):
     clone_offsets = awaited(AsyncAdmin.clone_offsets)
     members = awaited(AsyncAdmin.members)
     running_info = awaited(AsyncAdmin.running_info)
+    member_reports = awaited(AsyncAdmin.member_reports)
     group_queues = awaited(AsyncAdmin.group_queues)
     timers = awaited(AsyncAdmin.timers)
     timer_counts = awaited(AsyncAdmin.timer_counts)

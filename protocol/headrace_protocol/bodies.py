@@ -554,13 +554,16 @@ class ConsumerConnection(Body):
 
 
 class ConsumerRunningInfo(Body):
-    """A member's report about itself: the answer to 307, without its statistics.
+    """A member's report about itself: the answer to 307.
 
-    properties: its settings. mq_table: the queues that it has now.
+    properties: its settings. mq_table: the queues that it has now. status_table: by topic. Clients
+    differ in the fields of these.
     """
 
     properties: dict[str, str] = {}
+    subscription_set: list[Any] = []
     mq_table: dict[MessageQueue, Any] = {}
+    status_table: dict[str, Any] = {}
 
 
 class GroupQueue(Body):

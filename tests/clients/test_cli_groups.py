@@ -11,9 +11,13 @@ import pytest
 import headrace as library
 from headrace import blocking
 from headrace.admin.group_view import strategy_of
+from headrace.admin.groups import MemberReport
+from headrace.admin.member_view import MemberView
 from headrace.consumer import strategies
 from headrace.embedded import Embedded
-from headrace_protocol.bodies import ConsumerRunningInfo
+from headrace.errors import RequestTimeout
+from headrace_protocol.bodies import ClientConnection, ConsumerRunningInfo, MessageQueue
+from headrace_protocol.codes import RequestCode
 from tests.support.cli import fail, headrace, succeed
 from tests.support.until import wait_until
 
@@ -117,6 +121,58 @@ def test_different_subscriptions_are_shown(mq: Embedded, topic: str) -> None:
         (conflict,) = outcome.json()["conflicts"]
     assert "all members of a group must have the same subscriptions" in conflict
     assert conflict in outcome.stderr
+
+
+@pytest.mark.slow
+def test_members_report_about_themselves(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    succeed("send", topic, stdin=b"1\n2\n3\n")
+    with blocking.Consumer(group, {topic: "a"}, nameserver=mq.nameserver, start="latest"):
+        (member,) = succeed("group", "members", group, "--json").json()
+
+        def reported() -> dict[str, Any]:
+            found: dict[str, Any] = succeed("group", "members", group, "--running", "--json").json()
+            return found
+
+        wait_until(lambda: sum(row["topic"] == topic for row in reported()["queues"]) == 2)
+        found = reported()
+        text = succeed("group", "members", group, "--running").stdout
+    assert member.items() <= found["members"][0].items()
+    (row,) = found["members"]
+    assert (row["version"], row["strategy"], row["ordered"]) == ("headrace", "averagely", False)
+    assert (row["problem"], row["queues"], row["started"][:2]) == (None, 3, "20")
+    queues = [each for each in found["queues"] if each["topic"] == topic]
+    assert [(each["queue"], each["offset"], each["cached"]) for each in queues] == [
+        (0, queues[0]["offset"], 0),
+        (1, queues[1]["offset"], 0),
+    ]
+    assert ("a", topic) in [(each["tag"], each["topic"]) for each in found["topics"]]
+    assert [line.split("\t")[0] for line in text.splitlines()].count(row["member"]) == 6
+    assert headrace("group", "members", group).stderr == "no members are connected\n"
+    assert "does not exist" in fail(3, "group", "members", "nobody", "--running")
+
+
+def test_reports_of_javas_members_and_of_none() -> None:
+    queue = MessageQueue("T", "b", 0)
+    measured = {"consumeOKTPS": 2.5, "consumeFailedMsgs": 3, "pullRT": 1.5}
+    report = ConsumerRunningInfo(
+        properties={"PROP_CONSUMEORDERLY": "true", "PROP_CONSUMER_START_TIMESTAMP": "soon"},
+        mq_table={queue: {"commitOffset": 7, "cachedMsgCount": 2, "locked": True}},
+        subscription_set=[{"topic": "T", "subString": "a || b"}, "odd"],
+        status_table={"T": measured, "U": None},
+    )
+    clients = [ClientConnection(client_id=name, language="JAVA") for name in ("a", "b")]
+    error = RequestTimeout("127.0.0.1:1", RequestCode.GET_CONSUMER_RUNNING_INFO, 2000)
+    rows = MemberView([MemberReport(clients[0], report), MemberReport(clients[1], error)]).rows()
+    first, second = rows["members"]
+    assert (first["ordered"], first["started"], first["queues"]) == (True, None, 1)
+    assert (second["queues"], second["problem"]) == (None, str(error))
+    (of_queue,) = rows["queues"]
+    assert (of_queue["offset"], of_queue["cached"], of_queue["locked"]) == (7, 2, True)
+    topics = {row["topic"]: row for row in rows["topics"]}
+    assert (topics["T"]["tag"], topics["T"]["processed_per_s"]) == ("a || b", 2.5)
+    assert (topics["T"]["failed_in_hour"], topics["T"]["pull_ms"]) == (3, 1.5)
+    assert topics["U"]["processed_per_s"] is None
 
 
 def test_strategies_of_javas_members_have_our_names() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from headrace.admin.output import queue_columns, time_text
-from headrace.errors import RouteNotFound
-from headrace.tasks import gather
-from headrace_protocol.bodies import ConsumerRunningInfo
+from headrace.errors import HeadraceError, RouteNotFound
 from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
@@ -16,7 +14,12 @@ if TYPE_CHECKING:
     from headrace.admin.client import Admin
     from headrace.admin.groups import QueueLag, QueueOfGroup
     from headrace.admin.requests import BrokerProblem
-    from headrace_protocol.bodies import ConsumerConnection, MessageQueue, TopicOffset
+    from headrace_protocol.bodies import (
+        ConsumerConnection,
+        ConsumerRunningInfo,
+        MessageQueue,
+        TopicOffset,
+    )
 
 # A member's setting with the strategy; Java's clients give the object's class and hash.
 _STRATEGY = "allocateMessageQueueStrategy"
@@ -54,7 +57,11 @@ class GroupView(NamedTuple):
         retry_lags = [lag.lag for lag in lags if lag.queue.topic.startswith(RETRY_PREFIX)]
         return cls(
             members,
-            await _reports(admin, group, members),
+            {
+                each.client.client_id: each.report
+                for each in await admin.member_reports(group, members)
+                if not isinstance(each.report, HeadraceError)
+            },
             queues,
             conflicts,
             lags,
@@ -150,26 +157,6 @@ def _alarm(known: QueueOfGroup | None) -> str | None:
     if known is None or not known.is_idle:
         return None
     return "no pull for 30 s: restart the member that should own it, unless it is busy"
-
-
-async def _reports(
-    admin: Admin, group: str, members: Mapping[str, ConsumerConnection]
-) -> dict[str, ConsumerRunningInfo]:
-    brokers = {
-        client.client_id: broker
-        for broker, found in members.items()
-        for client in found.connection_set
-    }
-
-    async def ask(member: tuple[str, str]) -> ConsumerRunningInfo | None:
-        return await admin.running_info(group, *member)
-
-    outcomes = await gather(ask, list(brokers.items()))
-    return {
-        client_id: outcome
-        for client_id, outcome in zip(brokers, outcomes, strict=True)
-        if isinstance(outcome, ConsumerRunningInfo)
-    }
 
 
 async def _message_count(admin: Admin, topic: str, problems: list[BrokerProblem]) -> int:

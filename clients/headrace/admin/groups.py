@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,7 @@ from headrace.admin.requests import BrokerProblem
 from headrace.consumer.offset_store import OffsetStore
 from headrace.consumer.start import Start, check_start, timestamp_ms
 from headrace.errors import (
+    BrokerError,
     ConfigurationError,
     GroupNotFound,
     HeadraceError,
@@ -20,6 +21,7 @@ from headrace.errors import (
     RouteNotFound,
 )
 from headrace.names import check_group
+from headrace.tasks import gather
 from headrace_protocol.admin_headers import (
     CloneGroupOffsetHeader,
     DeleteSubscriptionGroupHeader,
@@ -29,6 +31,7 @@ from headrace_protocol.admin_headers import (
     ResetOffsetHeader,
 )
 from headrace_protocol.bodies import (
+    ClientConnection,
     ConsumerConnection,
     ConsumerRunningInfo,
     ConsumeStats,
@@ -97,6 +100,13 @@ class QueueOfGroup(msgspec.Struct, frozen=True, order=True):
     lock_owner: str | None
     lock_s_left: int
     is_idle: bool
+
+
+class MemberReport(NamedTuple):
+    """A connected member, and its report about itself, or why there is none."""
+
+    client: ClientConnection
+    report: ConsumerRunningInfo | HeadraceError
 
 
 def member_ids(members: Mapping[str, ConsumerConnection]) -> list[str]:
@@ -362,18 +372,42 @@ class GroupAdmin(ChainAdmin):
 
         broker: name of a broker that it is connected to.
         """
+        try:
+            return await self._report(group, client_id, broker)
+        except (RequestTimeout, BrokerError):
+            return None
+
+    async def member_reports(
+        self, group: str, members: Mapping[str, ConsumerConnection]
+    ) -> list[MemberReport]:
+        """The report of each member about itself, sorted by client id.
+
+        members: the result of the method of this name.
+        """
+        found = {
+            client.client_id: (broker, client)
+            for broker, connections in members.items()
+            for client in connections.connection_set
+        }
+        names = sorted(found)
+
+        async def ask(client_id: str) -> ConsumerRunningInfo:
+            return await self._report(group, client_id, found[client_id][0])
+
+        outcomes = await gather(ask, names)
+        return [
+            MemberReport(found[name][1], outcome)
+            for name, outcome in zip(names, outcomes, strict=True)
+        ]
+
+    async def _report(self, group: str, client_id: str, broker: str) -> ConsumerRunningInfo:
         (address,) = (await self._masters(broker)).values()
         header = GetConsumerRunningInfoHeader(consumer_group=group, client_id=client_id)
         code = RequestCode.GET_CONSUMER_RUNNING_INFO
-        try:
-            response = await self._instance.request(
-                address, code, header, timeout_ms=_MEMBER_TIMEOUT_MS
-            )
-        except RequestTimeout:
-            return None
-        if response.command.code != ResponseCode.SUCCESS:
-            return None
-        return response.decode(ConsumerRunningInfo)
+        response = await self._instance.request(
+            address, code, header, timeout_ms=_MEMBER_TIMEOUT_MS
+        )
+        return response.expect().decode(ConsumerRunningInfo)
 
     async def group_queues(
         self, group: str, *, problems: list[BrokerProblem] | None = None

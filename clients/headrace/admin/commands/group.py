@@ -114,6 +114,44 @@ def describe(group: str, nameserver: str | None, *, as_json: bool) -> None:
 
 
 @command.subcommand(
+    "members",
+    "headrace group members warehouse",
+    "headrace group members warehouse --running",
+    "headrace group members warehouse --running --json",
+)
+@click.argument("group", metavar="GROUP", shell_complete=completion.groups)
+@click.option("--running", is_flag=True, help="Ask each member for its settings and queues.")
+@options.answer
+def members(group: str, nameserver: str | None, *, running: bool, as_json: bool) -> None:
+    """List a group's connected members; with --running also what each reports about itself.
+
+    A member reports its settings, its queues with their offsets and cached messages, and its
+    subscriptions. Members of Java also report rates of each topic.
+    """
+    from headrace.admin.member_view import MemberView, connection_columns
+
+    async def run(admin: Admin) -> dict[str, Any]:
+        await admin.group(group, problems=problems)
+        found = await admin.members(group, problems=problems)
+        if running:
+            return MemberView(await admin.member_reports(group, found)).rows()
+        clients = {each.client_id: each for of in found.values() for each in of.connection_set}
+        return {"members": [connection_columns(clients[name]) for name in sorted(clients)]}
+
+    with warned() as problems:
+        tables = run_admin(run, nameserver)
+    empty = "no members are connected"
+    if not running:
+        print_rows(with_problems(tables["members"], problems), as_json=as_json, empty=empty)
+    elif as_json:
+        print_json(tables)
+    else:
+        print_rows(tables["members"], as_json=False, empty=empty)
+        print_rows(tables["queues"], as_json=False, empty="no member has a queue")
+        print_rows(tables["topics"], as_json=False, empty="no member has reported a topic")
+
+
+@command.subcommand(
     "delete",
     "headrace group delete warehouse",
     "headrace group delete warehouse --yes",
