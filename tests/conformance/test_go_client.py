@@ -30,6 +30,8 @@ SETTINGS = {
     "transactionTimeOut": "1000",
     # Apache's broker also checks decided ones until it writes the decisions, by default after 3 s.
     "transactionOpBatchInterval": "10",
+    # The topic of traces.
+    "traceTopicEnable": "true",
 }
 QUEUES = 4
 LATE_MS = 20_000
@@ -128,6 +130,51 @@ def test_simple(case: Case) -> None:
         return tuple(event[key] for key in ("body", "message_id", "queue", "queue_offset"))
 
     assert sorted(map(place, client.of_kind("received"))) == sorted(map(place, sent))
+
+
+def test_batch(case: Case) -> None:
+    with case.run("send", bodies=numbered(10), batch=True) as client:
+        client.until(lambda: bool(client.of_kind("sent")))
+    (sent,) = client.of_kind("sent")
+    assert sent["status"] == 0
+    with case.consume("a") as client:
+        received = client.received(10)
+    assert sorted(bodies(received)) == numbered(10)
+    assert {event["queue"] for event in received} == {sent["queue"]}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_request_and_reply(case: Case, is_async: bool) -> None:
+    replies = {"a": "re: a", "b": "re: b"}
+    if PEER == "headrace":
+        # As in the example, where Apache's broker refuses the reply: NullPointerException.
+        replies["c"] = ""
+    how = {"async": is_async, "bodies": [*replies]}
+    with (
+        case.run("answer", members=["a"], replies=replies) as replier,
+        case.run("request", group=f"P_{case.group}", **how) as asker,
+    ):
+        asker.until(lambda: len(asker.of_kind("replied")) == len(replies))
+        replier.until(lambda: len(replier.of_kind("answered")) == len(replies))
+    assert {event["body"]: event["reply"] for event in asker.of_kind("replied")} == replies
+
+
+def test_trace(case: Case) -> None:
+    with (
+        case.run("send", bodies=["0"], trace=True) as producer,
+        case.consume("a", trace=True) as consumer,
+        Admin(**case.at) as admin,
+    ):
+        consumer.received(1)
+        producer.until(lambda: bool(producer.of_kind("sent")))
+        (sent,) = producer.of_kind("sent")
+
+        def steps() -> list[str]:
+            """What the producer and the consumer have written of the message."""
+            traced = admin.trace(sent["message_id"], case.topic)
+            return sorted(each.event for each in traced if each.group == case.group)
+
+        wait_until(lambda: steps() == ["delivered", "processed", "sent"], steps, TIMEOUT_S)
 
 
 def delays_ms(case: Case, delivered: GoClient, **options: object) -> list[int]:

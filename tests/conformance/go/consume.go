@@ -19,7 +19,7 @@ var strategies = map[string]consumer.AllocateStrategy{
 func consume(o options) {
 	running := []rocketmq.PushConsumer{}
 	for _, name := range o.Members {
-		running = append(running, member(o, name))
+		running = append(running, member(o, name, o.handler(name)))
 	}
 	waitForEnd()
 	for _, c := range running {
@@ -27,7 +27,9 @@ func consume(o options) {
 	}
 }
 
-func member(o options, name string) rocketmq.PushConsumer {
+type handler func(context.Context, ...*primitive.MessageExt) (consumer.ConsumeResult, error)
+
+func member(o options, name string, handle handler) rocketmq.PushConsumer {
 	strategy, ok := strategies[o.Strategy]
 	if !ok {
 		check(fmt.Errorf("strategy %q is not known", o.Strategy))
@@ -36,7 +38,7 @@ func member(o options, name string) rocketmq.PushConsumer {
 	if o.Broadcast {
 		model = consumer.BroadCasting
 	}
-	c, err := rocketmq.NewPushConsumer(append(consumerTLS(o),
+	config := append(consumerTLS(o),
 		consumer.WithGroupName(o.Group),
 		consumer.WithInstance(name),
 		consumer.WithNsResolver(o.resolver),
@@ -46,16 +48,18 @@ func member(o options, name string) rocketmq.PushConsumer {
 		consumer.WithMaxReconsumeTimes(o.MaxReconsumes),
 		consumer.WithStrategy(strategy),
 		consumer.WithCredentials(o.credentials()),
-	)...)
+	)
+	if o.Trace {
+		config = append(config, consumer.WithTrace(o.traceConfig()))
+	}
+	c, err := rocketmq.NewPushConsumer(config...)
 	check(err)
-	check(c.Subscribe(o.Topic, consumer.MessageSelector{}, o.handler(name)))
+	check(c.Subscribe(o.Topic, consumer.MessageSelector{}, handle))
 	check(c.Start())
 	return c
 }
 
-func (o options) handler(
-	name string,
-) func(context.Context, ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+func (o options) handler(name string) handler {
 	failure := consumer.ConsumeRetryLater
 	if o.Orderly {
 		failure = consumer.SuspendCurrentQueueAMoment

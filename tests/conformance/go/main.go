@@ -16,7 +16,9 @@ import (
 )
 
 var scenarios = map[string]func(options){
+	"answer":      answer,
 	"consume":     consume,
+	"request":     request,
 	"send":        send,
 	"transaction": transaction,
 }
@@ -30,16 +32,27 @@ type options struct {
 	Password string `json:"password"`
 	TLS      bool   `json:"tls"`
 
+	Trace bool `json:"trace"` // into RMQ_SYS_TRACE_TOPIC
+
+	// Of "send" and "request".
+	Bodies []string `json:"bodies"`
+
 	// Of "send".
-	Bodies     []string          `json:"bodies"`
+	Batch      bool              `json:"batch"`       // all bodies in one batch
 	DelayLevel int               `json:"delay_level"` // 0: not delayed
 	Keys       int               `json:"keys"`        // number of sharding keys; 0: queues in turn
 	Properties map[string]string `json:"properties"`
 
+	// Of "request".
+	Async bool `json:"async"`
+
+	// Of "answer": the reply to each body; those that are not listed get one without a body.
+	Replies map[string]string `json:"replies"`
+
 	// Of "transaction": the answers about each message, joined by "-"; they are its body, too.
 	Transactions []string `json:"transactions"`
 
-	// Of "consume".
+	// Of "consume", and "answer", which has one.
 	Members       []string `json:"members"`
 	Broadcast     bool     `json:"broadcast"`
 	Orderly       bool     `json:"orderly"`
@@ -52,13 +65,13 @@ type options struct {
 }
 
 func main() {
-	scenario := flag.String("scenario", "", "consume, send or transaction")
+	scenario := flag.String("scenario", "", "a name in the list above")
 	nameserver := flag.String("nameserver", "", "host:port")
 	text := flag.String("options", "", "options of the scenario as a JSON object")
 	flag.Parse()
 	run, ok := scenarios[*scenario]
 	if !ok {
-		check(fmt.Errorf("scenario %q: use consume, send or transaction", *scenario))
+		check(fmt.Errorf("there is no scenario %q", *scenario))
 	}
 	config := options{MaxReconsumes: -1, Strategy: "averagely"}
 	decoder := json.NewDecoder(bytes.NewBufferString(*text))
@@ -70,6 +83,14 @@ func main() {
 
 func (o options) credentials() primitive.Credentials {
 	return primitive.Credentials{AccessKey: o.User, SecretKey: o.Password}
+}
+
+func (o options) traceConfig() *primitive.TraceConfig {
+	return &primitive.TraceConfig{
+		Access:      primitive.Local,
+		Resolver:    o.resolver,
+		Credentials: o.credentials(),
+	}
 }
 
 type fields map[string]interface{}

@@ -12,12 +12,16 @@ import (
 )
 
 func (o options) ofProducer() []producer.Option {
-	return append(producerTLS(o),
+	found := append(producerTLS(o),
 		producer.WithGroupName(o.Group),
 		producer.WithNsResolver(o.resolver),
 		producer.WithRetry(2),
 		producer.WithCredentials(o.credentials()),
 	)
+	if o.Trace {
+		found = append(found, producer.WithTrace(o.traceConfig()))
+	}
+	return found
 }
 
 // send reports each message before and after it is sent.
@@ -29,6 +33,34 @@ func send(o options) {
 	p, err := rocketmq.NewProducer(config...)
 	check(err)
 	check(p.Start())
+	if o.Batch {
+		sendBatch(p, o)
+	} else {
+		sendEach(p, o)
+	}
+	if o.Trace {
+		// What it has not written yet is lost at the end; the example waits for 10 s.
+		waitForEnd()
+	}
+	check(p.Shutdown())
+}
+
+// sendBatch reports what was sent once, as the batch has one answer.
+func sendBatch(p rocketmq.Producer, o options) {
+	messages := []*primitive.Message{}
+	for _, body := range o.Bodies {
+		messages = append(messages, primitive.NewMessage(o.Topic, []byte(body)))
+	}
+	result, err := p.SendSync(context.Background(), messages...)
+	check(err)
+	report("sent", fields{
+		"queue":        result.MessageQueue.QueueId,
+		"queue_offset": result.QueueOffset,
+		"status":       int(result.Status),
+	})
+}
+
+func sendEach(p rocketmq.Producer, o options) {
 	for number, body := range o.Bodies {
 		message := primitive.NewMessage(o.Topic, []byte(body))
 		message.WithProperties(o.Properties)
@@ -49,7 +81,6 @@ func send(o options) {
 			"status":       int(result.Status),
 		})
 	}
-	check(p.Shutdown())
 }
 
 var states = map[string]primitive.LocalTransactionState{
