@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
+import os
 import shutil
 import subprocess
 import tempfile
@@ -17,10 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conformance.peer import HOST, ROOT, Daemon, PeerError, free_ports, missing_tools
+from tests.conformance.peer import HOST, Daemon, PeerError, free_ports, java_build
 
 PROJECT = Path(__file__).resolve().with_name("kafka")
-BUILD = ROOT / ".cache" / "kafka"
 PARTITIONS = 8
 
 # The distribution's own config/server.properties, but for the ports, the folder and the number of
@@ -116,32 +115,17 @@ def _format_storage(settings: Path) -> None:
 
 
 def java_command(main: str, *arguments: str, options: Sequence[str] = TOOL_OPTIONS) -> list[str]:
-    """Command line of one of Kafka's programs, built first when need be."""
-    build = kafka_build()
+    """Command line of one of Kafka's programs, or of ours; built first when need be (54 MB)."""
+    build = java_build(PROJECT)
     return [
         "java",
         *options,
         *COLLECTOR,
         f"-Dlog4j2.configurationFile={PROJECT / 'log4j2.properties'}",
-        *("-cp", f"{build / 'lib'}/*"),
+        *("-cp", f"{build / 'classes'}{os.pathsep}{build / 'lib'}/*"),
         main,
         *arguments,
     ]
-
-
-def kafka_build() -> Path:
-    """Folder with Kafka's jars in ``lib/``; taken from Maven Central (54 MB) when not there yet."""
-    if problem := missing_tools():
-        raise PeerError(problem)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        built, pom = BUILD / "built", PROJECT / "pom.xml"
-        if not built.exists() or built.stat().st_mtime < pom.stat().st_mtime:
-            shutil.rmtree(BUILD / "lib", ignore_errors=True)
-            _check(["mvn", "--batch-mode", "--quiet", "compile"], PROJECT)
-            built.touch()
-    return BUILD
 
 
 def _check(command: Sequence[str], directory: Path) -> None:
