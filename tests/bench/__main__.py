@@ -14,6 +14,7 @@ GROUPS = {
     "latency": "latency",
     "growth": "growth",
     "store": "store",
+    "features": "features",
     "secure": "secure",
     "quotas": "quotas",
     "python-clients": "python_clients",

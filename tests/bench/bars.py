@@ -38,6 +38,7 @@ TITLES = {
     "p999_us": "p99.9, ratio",
     "started_mb": "resident memory after the start, MB",
     "idle_cpu_percent": "idle CPU, % of a core",
+    "p99_ratio": "p99 ÷ that without them",
     "stall_cpu_ms": "longest pause, ms of its own work",
     "first_send_s": "start to first accepted send, ratio",
 }
@@ -73,6 +74,13 @@ STORE = (
     *_bars("sync flush, sync-32", rate=1.0),
     *_bars("sync flush, async-1000", rate=1.0),
     Bar("sync flush, paced 50 %", "p99_us", -1.0),
+)
+FEATURES = (
+    *(Bar(f"SQL92, {percent} % pass", "rate", 2.0) for percent in (100, 10, 1)),
+    Bar("POP", "rate", 1.0),
+    Bar("POP, 1,000/s", "p99_us", -1.0),
+    Bar("POP, 1,000/s beside 100,000 out", "p99_ratio", -1.1, is_ratio=False),
+    Bar("request-1", "p50_us", -1.0),
 )
 
 

@@ -3,6 +3,7 @@ package headrace.bench;
 import java.util.List;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyContext;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -53,6 +54,8 @@ final class Drains {
 
     private void push() throws Exception {
         DefaultMQPushConsumer consumer = pushConsumer(job);
+        consumer.setPullBatchSize(BATCH_MESSAGES);
+        consumer.setConsumeMessageBatchMaxSize(BATCH_MESSAGES);
         consumer.registerMessageListener(this::consume);
         consumer.start();
         try {
@@ -67,10 +70,13 @@ final class Drains {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(job.group());
         consumer.setNamesrvAddr(job.nameserver());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPullBatchSize(BATCH_MESSAGES);
-        consumer.setConsumeMessageBatchMaxSize(BATCH_MESSAGES);
         consumer.setHeartbeatBrokerInterval(1000);
-        consumer.subscribe(job.topic(), "*");
+        consumer.setClientRebalance(!job.pop());
+        consumer.subscribe(
+            job.topic(),
+            job.filter() == null
+                ? MessageSelector.byTag("*")
+                : MessageSelector.bySql(job.filter()));
         return consumer;
     }
 

@@ -39,6 +39,7 @@ public final class Driver {
             case "open" -> producer = Sends.startProducer(job.nameserver());
             case "close" -> producer.shutdown();
             case "drain_lite", "drain_push" -> Drains.run(job, meter);
+            case "request" -> Requests.run(job, meter, producer);
             case "paced", "end_to_end" -> Paced.run(job, meter, producer);
             default -> Sends.run(job, meter, producer);
         }

@@ -14,7 +14,6 @@ import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
-import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
@@ -78,11 +77,7 @@ final class Paced {
     }
 
     private void endToEnd() throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(job.group());
-        consumer.setNamesrvAddr(job.nameserver());
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setHeartbeatBrokerInterval(1000);
-        consumer.subscribe(job.topic(), "*");
+        DefaultMQPushConsumer consumer = Drains.pushConsumer(job);
         consumer.registerMessageListener(this::consume);
         consumer.start();
         try {

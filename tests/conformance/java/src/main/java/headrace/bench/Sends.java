@@ -18,6 +18,7 @@ final class Sends {
     static final int QUEUES = 8;
     static final int BATCH_MESSAGES = 100;
     private static final long RAMP_MILLIS = 300;
+    private static final int TIMEOUT_MILLIS = 10_000;
 
     private final Job job;
     private final Meter meter;
@@ -37,7 +38,7 @@ final class Sends {
         DefaultMQProducer producer = new DefaultMQProducer("bench_producer", signer());
         producer.setNamesrvAddr(nameserver);
         producer.setDefaultTopicQueueNums(QUEUES);
-        producer.setSendMsgTimeout(10_000);
+        producer.setSendMsgTimeout(TIMEOUT_MILLIS);
         producer.setRetryTimesWhenSendFailed(0);
         producer.setRetryTimesWhenSendAsyncFailed(0);
         producer.start();
@@ -63,6 +64,11 @@ final class Sends {
             case "batch" -> sends.inThreads(sends::sendBatch);
             case "async" -> sends.async();
             case "fill" -> sends.fill();
+            case "request" -> {
+                // The first waits for the consumer to find its queues.
+                sends.request();
+                sends.inThreads(sends::request);
+            }
             default -> throw new IllegalArgumentException(job.work());
         }
     }
@@ -81,10 +87,24 @@ final class Sends {
     private int sendBatch() throws Exception {
         List<Message> batch = new ArrayList<>(BATCH_MESSAGES);
         for (int index = 0; index < BATCH_MESSAGES; index++) {
-            batch.add(new Message(job.topic(), body));
+            batch.add(job.filter() == null ? new Message(job.topic(), body) : filterable(index));
         }
         producer.send(batch);
         return BATCH_MESSAGES;
+    }
+
+    /** A message with properties; each place in a batch has its own. */
+    private Message filterable(int place) {
+        Message message = new Message(job.topic(), body);
+        message.putUserProperty("place", Integer.toString(place));
+        message.putUserProperty("region", place % 2 == 0 ? "north" : "south");
+        message.putUserProperty("price", Integer.toString(place * 10));
+        return message;
+    }
+
+    private int request() throws Exception {
+        producer.request(new Message(job.topic(), body), TIMEOUT_MILLIS);
+        return 1;
     }
 
     private void inThreads(Send send) throws Exception {
