@@ -17,6 +17,7 @@ GROUPS = {
     "features": "features",
     "secure": "secure",
     "quotas": "quotas",
+    "share": "share",
     "python-clients": "python_clients",
     "spark": "spark",
     "charts": "charts",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tests.bench.load import PEERS
 
 
 def option_parser(
-    group: str, explanation: str | None, cases: Iterable[str] = ()
+    group: str,
+    explanation: str | None,
+    cases: Iterable[str] = (),
+    peers: Sequence[str] = PEERS,
 ) -> argparse.ArgumentParser:
     """With --peers, --only for ``cases`` and --keep."""
     parser = argparse.ArgumentParser(f"tests.bench {group}", description=explanation)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--peers", nargs="+", choices=peers, default=peers)
     parser.add_argument(
         "--keep", action="store_true", help="publish this run: results, charts and docs/benchmarks"
     )
