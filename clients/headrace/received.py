@@ -13,7 +13,13 @@ from headrace.messages import Copy
 from headrace_protocol import compression
 from headrace_protocol import message as record
 from headrace_protocol.bodies import MessageQueue
-from headrace_protocol.compression import COMPRESSED, decompress, decompress_each
+from headrace_protocol.compression import (
+    COMPRESSED,
+    UNREADABLE,
+    decompress,
+    decompress_each,
+    placed,
+)
 from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
@@ -71,11 +77,7 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
         return type(self), (self.queue, self.queue_offset, self._body, batch, 0, stored)
 
     def __repr__(self) -> str:
-        queue = self.queue
-        return (
-            f"<ReceivedMessage {queue.topic}/{queue.broker_name}/{queue.queue_id}"
-            f"@{self.queue_offset} {self._contents()}>"
-        )
+        return f"<ReceivedMessage {_place(self.queue, self.queue_offset)} {self._contents()}>"
 
     def _contents(self) -> str:
         """Key and body, shortened; decompresses nothing."""
@@ -98,12 +100,15 @@ class ReceivedMessage(msgspec.Struct, eq=False, gc=False):
 
     @property
     def body(self) -> bytes:
-        """The body, decompressed. Raises CodecMissing, BodyTooLarge."""
+        """The body, decompressed. Raises BodyTooLarge, CodecMissing, CorruptRecord."""
         body = self._body
         if body is None:
             stored = self.stored
             most = self.body_limits.body_bytes_max
-            body = decompress(stored.stored_body, stored.sys_flag, most)
+            try:
+                body = decompress(stored.stored_body, stored.sys_flag, most)
+            except UNREADABLE as error:
+                raise placed(error, _place(self.queue, self.queue_offset)) from None
             self._body = body
         return body
 
@@ -259,11 +264,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
         return type(self), (*head, self.columns, self.limits)
 
     def __repr__(self) -> str:
-        queue = self.queue
-        return (
-            f"<MessageBatch {queue.topic}/{queue.broker_name}/{queue.queue_id}"
-            f"@{self.queue_offset}: {len(self)} messages>"
-        )
+        place = _place(self.queue, self.queue_offset)
+        return f"<MessageBatch {place}: {len(self)} messages>"
 
     @property
     def buffer_bytes(self) -> int:
@@ -281,7 +283,8 @@ class MessageBatch(Sequence[ReceivedMessage]):
             for index in others:
                 bodies[index] = self.columns.message(index).stored_body
             flags = self.columns.sys_flag[others].tolist()
-            decompress_each(bodies, zip(others, flags, strict=True), *self.limits)
+            compressed = zip(others, flags, strict=True)
+            decompress_each(bodies, compressed, *self.limits, place_of=self._place)
         return bodies
 
     def to_arrow(self) -> RecordBatch:
@@ -352,6 +355,9 @@ class MessageBatch(Sequence[ReceivedMessage]):
         queue_offset = int(self.columns.queue_offset[index])
         return ReceivedMessage(self.queue, queue_offset, None, self, index)
 
+    def _place(self, index: int) -> str:
+        return _place(self.queue, int(self.columns.queue_offset[index]))
+
     def _bodies(self) -> tuple[list[bytes], list[int]]:
         """The stored bodies, and the indexes of those that are compressed or damaged."""
         from headrace_protocol.columns import checksums
@@ -360,6 +366,10 @@ class MessageBatch(Sequence[ReceivedMessage]):
         bodies = columns.stored_bodies()
         is_other = (checksums(bodies) != columns.body_crc) | (columns.sys_flag & COMPRESSED)
         return bodies, is_other.nonzero()[0].tolist()
+
+
+def _place(queue: MessageQueue, queue_offset: int) -> str:
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{queue_offset}"
 
 
 def _short(value: str | bytes) -> str:

@@ -49,6 +49,10 @@ class BatchTooLarge(PortableError, ValueError):
         )
 
 
+# The errors of a body that can't be read.
+UNREADABLE: Final = (BodyTooLarge, CodecMissing, CorruptRecord)
+
+
 class Codec(NamedTuple):
     """A way of compressing. flags: the bits of sysFlag for it."""
 
@@ -69,6 +73,13 @@ def codec(name: str) -> Codec:
     return Codec(COMPRESSED | flags, make())
 
 
+def placed(error: ValueError, place: str) -> ValueError:
+    """An error of reading a body, whose text says of which message it is."""
+    reason = error.reason if isinstance(error, CorruptRecord) else error
+    error.args = (f"{place}: {reason}",)
+    return error
+
+
 def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """Decompress a body; returns it unchanged if ``sys_flag`` says that it is not compressed.
 
@@ -78,12 +89,13 @@ def decompress(stored_body: bytes, sys_flag: int, body_bytes_max: int = BODY_BYT
     if not sys_flag & COMPRESSED:
         return stored_body
     codec, inflate = _CODECS.get(sys_flag & COMPRESSION_MASK, _ZLIB)
-    body = inflate(stored_body, body_bytes_max + 1)
-    if body is None:
+    pieces = inflate(stored_body, body_bytes_max + 1)
+    if pieces is None:
         raise CorruptRecord(0, f"{codec} body does not decompress: it is truncated")
-    if len(body) > body_bytes_max:
+    if sum(map(len, pieces)) > body_bytes_max:
         raise BodyTooLarge(codec, len(stored_body), body_bytes_max)
-    return body
+    # Only now, since joining takes the memory twice.
+    return b"".join(pieces)
 
 
 def decompress_each(
@@ -91,10 +103,12 @@ def decompress_each(
     sys_flags: Iterable[tuple[int, int]],
     body_bytes_max: int = BODY_BYTES_MAX,
     batch_bytes_max: int = BATCH_BYTES_MAX,
+    place_of: Callable[[int], str] = "body {}".format,
 ) -> None:
     """Decompress the stored bodies of a batch in place.
 
-    sys_flags: index and flags of each body that may be compressed.
+    sys_flags: index and flags of each body that may be compressed. place_of: names the message of
+    an index, for errors.
     Raises as ``decompress``, and BatchTooLarge for more than ``batch_bytes_max`` in total.
     """
     room = batch_bytes_max - sum(map(len, bodies))
@@ -102,72 +116,76 @@ def decompress_each(
         room += len(bodies[index])
         try:
             body = decompress(bodies[index], sys_flag, max(0, min(body_bytes_max, room)))
-        except BodyTooLarge as error:
-            if room < body_bytes_max:
+        except UNREADABLE as error:
+            if isinstance(error, BodyTooLarge) and room < body_bytes_max:
                 raise BatchTooLarge(len(bodies), batch_bytes_max) from error
-            raise
+            raise placed(error, place_of(index)) from None
         bodies[index] = body
         room -= len(body)
 
 
-# Each stops behind ``bytes_max``, so that a small body cannot fill the memory: after a look at the
-# size that the body declares, pieces are inflated until there are more bytes than that. They return
-# None for a truncated body, except with ZSTD, whose reader does not detect it.
+# Each stops at ``bytes_max``, so that a small body cannot fill the memory: after a look at the size
+# that the body declares, it is inflated in pieces until there are so many bytes. They return None
+# for a truncated body, except with ZSTD, whose reader does not detect it.
 
-_PIECE_BYTES: Final = 1024 * 1024
+_PIECE_BYTES: Final = 256 * 1024
 
 
-def _joined(first: bytes, more: Callable[[], bytes], bytes_max: int) -> bytes:
-    """All pieces, or so many that they are more than ``bytes_max``."""
-    pieces, size, piece = [first], len(first), first
-    while piece and size < bytes_max and (piece := more()):
+def _pieces(more: Callable[[int], bytes], bytes_max: int) -> list[bytes]:
+    """All pieces, of ``bytes_max`` bytes at most. more: the next piece, of so many at most."""
+    pieces: list[bytes] = []
+    left = bytes_max
+    while left and (piece := more(min(left, _PIECE_BYTES))):
         pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces) if len(pieces) > 1 else first
+        left -= len(piece)
+    return pieces
 
 
-def _inflate_zlib(stored_body: bytes, bytes_max: int) -> bytes | None:
+def _inflate_zlib(stored_body: bytes, bytes_max: int) -> list[bytes] | None:
     inflater = zlib.decompressobj()
-    piece_bytes = min(bytes_max, _PIECE_BYTES)
+    rest = stored_body
 
-    def more() -> bytes:
-        return inflater.decompress(inflater.unconsumed_tail, piece_bytes)
+    def more(piece_bytes: int) -> bytes:
+        nonlocal rest
+        piece = inflater.decompress(rest, piece_bytes)
+        rest = inflater.unconsumed_tail
+        return piece
 
     try:
-        body = _joined(inflater.decompress(stored_body, piece_bytes), more, bytes_max)
+        pieces = _pieces(more, bytes_max)
     except zlib.error as error:
         raise CorruptRecord(0, f"ZLIB body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) >= bytes_max else None
+    return pieces if inflater.eof or sum(map(len, pieces)) >= bytes_max else None
 
 
-def _inflate_lz4(stored_body: bytes, bytes_max: int) -> bytes | None:
+def _inflate_lz4(stored_body: bytes, bytes_max: int) -> list[bytes] | None:
     frame = _lz4("the body is LZ4-compressed")
     inflater = frame.LZ4FrameDecompressor()
-    piece_bytes = min(bytes_max, _PIECE_BYTES)
+    rest = stored_body
 
-    def more() -> bytes:
-        if inflater.eof or inflater.needs_input:
+    def more(piece_bytes: int) -> bytes:
+        nonlocal rest
+        if inflater.eof or (inflater.needs_input and not rest):
             return b""
-        piece: bytes = inflater.decompress(b"", piece_bytes)
+        piece: bytes = inflater.decompress(rest, piece_bytes)
+        rest = b""
         return piece
 
     try:
         declared = frame.get_frame_info(stored_body)["content_size"]
         _check_declared("LZ4", stored_body, declared, bytes_max)
-        body = _joined(inflater.decompress(stored_body, piece_bytes), more, bytes_max)
+        pieces = _pieces(more, bytes_max)
     except RuntimeError as error:
         raise CorruptRecord(0, f"LZ4 body does not decompress: {error}") from error
-    return body if inflater.eof or len(body) >= bytes_max else None
+    return pieces if inflater.eof or sum(map(len, pieces)) >= bytes_max else None
 
 
-def _inflate_zstd(stored_body: bytes, bytes_max: int) -> bytes | None:
+def _inflate_zstd(stored_body: bytes, bytes_max: int) -> list[bytes] | None:
     zstandard = _zstd("the body is ZSTD-compressed")
     try:
         # Java's stream writer leaves the size out of the frame, which one-shot decompress() needs.
         _check_declared("ZSTD", stored_body, zstandard.frame_content_size(stored_body), bytes_max)
-        reader = zstandard.ZstdDecompressor().stream_reader(stored_body)
-        piece_bytes = min(bytes_max, _PIECE_BYTES)
-        return _joined(reader.read(piece_bytes), lambda: reader.read(piece_bytes), bytes_max)
+        return _pieces(zstandard.ZstdDecompressor().stream_reader(stored_body).read, bytes_max)
     except zstandard.ZstdError as error:
         raise CorruptRecord(0, f"ZSTD body does not decompress: {error}") from error
 
@@ -206,7 +224,7 @@ _DEFLATE: Final[dict[str, tuple[int, Callable[[], Callable[[bytes], bytes]]]]] =
 }
 
 _ZLIB = ("ZLIB", _inflate_zlib)
-_CODECS: dict[int, tuple[str, Callable[[bytes, int], bytes | None]]] = {
+_CODECS: dict[int, tuple[str, Callable[[bytes, int], list[bytes] | None]]] = {
     COMPRESSION_LZ4: ("LZ4", _inflate_lz4),
     COMPRESSION_ZSTD: ("ZSTD", _inflate_zstd),
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
 import lz4.frame
 import pytest
@@ -12,12 +15,14 @@ import zstandard
 import headrace
 from headrace import Message, MessageQueue
 from headrace.received import BodyLimits, MessageBatch
+from headrace.table.entries import Keyed
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.compression import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    UNREADABLE,
     BatchTooLarge,
     BodyTooLarge,
 )
@@ -32,15 +37,26 @@ BOMBS = {
 }
 
 
-def batch(stored: bytes, kind: int, *, count: int = COUNT, **limits: int) -> MessageBatch:
+def batch(stored: bytes, kind: int, *, count: int = COUNT, **limits: Any) -> MessageBatch:
+    return batch_of([stored] * count, kind, **limits)
+
+
+def batch_of(
+    stored: list[bytes], kind: int, *, properties: Sequence[bytes] = (), **limits: Any
+) -> MessageBatch:
     records = b"".join(
         encode_record(
-            topic="T", queue_id=0, queue_offset=offset, body=stored, sys_flag=COMPRESSED | kind
+            topic="T",
+            queue_id=0,
+            queue_offset=offset,
+            body=body,
+            sys_flag=COMPRESSED | kind,
+            properties=raw,
         )
-        for offset in range(count)
+        for offset, (body, raw) in enumerate(zip_longest(stored, properties, fillvalue=b""))
     )
     columns = RecordColumns.from_records(records)
-    return MessageBatch(MessageQueue("T", "b", 0), 0, count, columns, BodyLimits(**limits))
+    return MessageBatch(MessageQueue("T", "b", 0), 0, len(stored), columns, BodyLimits(**limits))
 
 
 @pytest.mark.parametrize(("stored", "kind"), BOMBS.values(), ids=BOMBS.keys())
@@ -76,6 +92,34 @@ def test_messages_of_such_a_batch_can_be_read_one_by_one() -> None:
 def test_a_single_large_body_has_its_own_error() -> None:
     with pytest.raises(BodyTooLarge):
         batch(*BOMBS["zlib"], body_bytes_max=SIZE - 1).values()
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [(BOMBS["zlib"][0], "a ZLIB body of"), (b"no body", "ZLIB body does not decompress")],
+)
+def test_an_error_says_which_body_it_is_of(stored: bytes, reason: str) -> None:
+    good = zlib.compress(b"good")
+    mixed = batch_of([good, good, stored, good], COMPRESSION_ZLIB, body_bytes_max=SIZE - 1)
+    message = mixed[2]
+    for read in (mixed.values, mixed.to_arrow, lambda: message.body):
+        with pytest.raises(UNREADABLE, match=f"^T/b/0@2: {reason}"):
+            read()
+    # What the others are is readable.
+    assert [each.body for each in mixed if each.queue_offset != 2] == [b"good"] * 3
+
+
+def test_a_table_keeps_the_error_of_one_key() -> None:
+    """Its other keys are readable, and it follows its topic further."""
+    mixed = batch_of(
+        [zlib.compress(b"good"), BOMBS["zlib"][0]],
+        COMPRESSION_ZLIB,
+        properties=[b"KEYS\x01a", b"KEYS\x01b"],
+        body_bytes_max=SIZE - 1,
+    )
+    keys, (good, bad), _ = Keyed.of(mixed)
+    assert (keys, good) == (["a", "b"], b"good")
+    assert str(bad).startswith("T/b/0@1: a ZLIB body of")
 
 
 def test_columns_have_the_same_bound() -> None:

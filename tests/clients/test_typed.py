@@ -13,8 +13,10 @@ import pydantic
 import pytest
 
 from headrace import (
+    Admin,
     Consumer,
     Message,
+    Producer,
     PullConsumer,
     ReceivedMessage,
     SimpleConsumer,
@@ -193,6 +195,34 @@ async def test_simple_consumers_have_values(mq: Embedded, topic: Topic[Order]) -
         found = await consumer.receive_values(wait=5)
         assert [value for value, _ in found] == [Order(1), Order(2)]
         await consumer.ack([message for _, message in found])
+
+
+async def test_a_body_that_is_too_large_is_left_to_the_program(mq: Embedded) -> None:
+    topic = Topic(f"typed_{next(_numbers)}", Order)
+    async with Admin(nameserver=mq.nameserver) as admin:
+        await admin.create_topic(topic, queues=1)
+    async with Producer(nameserver=mq.nameserver) as producer:
+        await producer.send(Message(topic, b"{" + b" " * 100_000 + b"}"))
+        await producer.send(topic.message(Order(1)))
+    reasons: list[str] = []
+
+    async def on_bad(error: InvalidValue, message: ReceivedMessage) -> None:
+        reasons.append(str(error))
+        await message.reject()
+
+    how: Any = {"nameserver": mq.nameserver, "body_bytes_max": 99_999, "on_bad": on_bad}
+    async with Consumer(f"g_{topic}", topic, **how) as consumer:
+        with anyio.fail_after(20):
+            assert (await anext(consumer.values()))[0] == Order(1)
+    async with SimpleConsumer(f"s_{topic}", topic, **how) as simple:
+        with anyio.fail_after(20):
+            while not (found := await simple.receive_values(wait=5)):
+                pass
+        assert [value for value, _ in found] == [Order(1)]
+        assert await simple.receive_values(wait=0) == []
+    assert len(reasons) == 2
+    for reason in reasons:
+        assert f"{topic}/broker-a/0@0: a ZLIB body of" in reason
 
 
 def test_blocking_consumers_have_values(mq: Embedded, topic: Topic[Order]) -> None:

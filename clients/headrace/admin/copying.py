@@ -18,11 +18,12 @@ import trio
 from headrace.admin.end_reader import EndReader
 from headrace.admin.failures import CommandFailed
 from headrace.admin.goal import Goal, all_queues
-from headrace.admin.messages import UNREADABLE, message_record
+from headrace.admin.messages import message_record
 from headrace.admin.output import queue_text, time_text
 from headrace.consumer.subscription import Choice
 from headrace.errors import InvalidMessage
 from headrace.messages import Copy
+from headrace_protocol.compression import UNREADABLE
 from headrace_protocol.drivers.files import replace_file
 
 if TYPE_CHECKING:

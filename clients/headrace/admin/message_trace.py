@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.admin.messages import UNREADABLE
 from headrace.admin.queries import QueryAdmin
 from headrace.errors import RouteNotFound
+from headrace_protocol.compression import UNREADABLE
 from headrace_protocol.message_ids import decode_host
 from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC
 from headrace_protocol.trace_records import (

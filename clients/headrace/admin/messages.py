@@ -12,16 +12,13 @@ from headrace.admin.output import print_json_line, queue_columns, queue_text, ti
 from headrace.admin.terminal import clean_lines
 from headrace.errors import ConfigurationError
 from headrace_daemon.command import clean, warn
-from headrace_protocol.compression import BodyTooLarge, CodecMissing
-from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.compression import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.received import ReceivedMessage
 
-# Errors raised by reading a damaged or malicious message.
-UNREADABLE = (BodyTooLarge, CodecMissing, CorruptRecord)
 _PREVIEW_BYTES = 60
 
 

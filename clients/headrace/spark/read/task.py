@@ -29,8 +29,7 @@ from headrace.spark.read.schema import CORRUPT, own_columns
 from headrace.spark.retry import Waiting
 from headrace.spark.tier.direct import read_direct
 from headrace_protocol.bodies import MessageQueue
-from headrace_protocol.compression import COMPRESSED, BodyTooLarge, CodecMissing
-from headrace_protocol.errors import CorruptRecord
+from headrace_protocol.compression import COMPRESSED, UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,7 +270,7 @@ def _decompressed(block: RecordBlock, bytes_max: int) -> Iterator[RecordBlock]:
 def _body(block: RecordBlock, index: int) -> bytes:
     try:
         return block.columns.body(index)
-    except (BodyTooLarge, CodecMissing, CorruptRecord) as error:
+    except UNREADABLE as error:
         offset = int(block.columns.queue_offset[index])
         raise SparkConnectorError(
             f"the body at {block.topic}/{block.broker}/{block.queue_id}@{offset} cannot be "
