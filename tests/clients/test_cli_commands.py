@@ -228,6 +228,19 @@ def test_a_group_goes_on_where_it_was(topic: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_group_takes_messages_out(topic: str) -> None:
+    group = f"popping_{topic}"
+    succeed("send", topic, stdin=b"0\n1\n2\n3\n")
+    take = ("consume", topic, "--group", group, "--pop")
+    assert succeed(*take, "--max", "3").stdout == "0\n1\n2\n"
+    # The rest was given back, for a second.
+    assert succeed(*take).stdout == "3\n"
+    assert succeed(*take).stdout == ""
+    assert "--pop requires --group" in fail(2, "consume", topic, "--pop")
+    assert "--from must be earliest or latest" in fail(2, *take, "--from", "15m")
+
+
+@pytest.mark.slow
 def test_a_new_group_may_begin_at_the_end(topic: str) -> None:
     succeed("send", topic, stdin=b"0\n1\n")
     arguments = ("consume", topic, "--group", f"late_{topic}")

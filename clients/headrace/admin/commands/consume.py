@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
@@ -17,6 +17,7 @@ from headrace.admin.points import HELP, Point, parse_point, parse_time
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.whole import require_whole
 from headrace_daemon.command import warn
+from headrace_protocol.pop.headers import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
     from headrace.admin.interrupts import Interrupts
     from headrace.consumer.pull import PullConsumer
     from headrace.consumer.push import Consumer
+    from headrace.consumer.simple import SimpleConsumer
     from headrace.consumer.subscription import Choice
     from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
 
 _CHECK_S = 0.25
+# Without --follow, messages are taken out until none has come for so long.
+_QUIET_S = 2.0
+_ACK_S = 5.0
 
 
 @options.command(
@@ -40,6 +45,7 @@ _CHECK_S = 0.25
     """headrace consume orders --filter "price > 5 AND region = 'EU'\"""",
     r"headrace consume orders --key 4711 --format '%q\t%o\t%T\t%s\n'",
     "headrace consume orders --group warehouse --max 10",
+    "headrace consume emails --group mailer --pop",
 )
 @click.argument("topic", metavar="TOPIC", shell_complete=completion.topics)
 @click.option(
@@ -50,6 +56,12 @@ _CHECK_S = 0.25
     metavar="GROUP",
     shell_complete=completion.groups,
     help="Join this group: share its queues with other members, and commit.",
+)
+@click.option(
+    "--pop",
+    "pops",
+    is_flag=True,
+    help="Take messages out for the group and acknowledge them, as a SimpleConsumer does.",
 )
 @click.option(
     "--from",
@@ -120,6 +132,7 @@ def command(
     nameserver: str | None,
     *,
     follow: bool,
+    pops: bool,
     allow_partial: bool,
     as_json: bool,
 ) -> None:
@@ -133,6 +146,8 @@ def command(
     wanted = _Wanted(topic, point, choice, patience, follow, allow_partial)
     printer = _Printer(count, _print_function(template, as_json=as_json))
     if group is None:
+        if pops:
+            raise ConfigurationError("--pop requires --group: messages are taken out for a group")
         if tail and start:
             raise ConfigurationError("--tail cannot be combined with --from")
         if until and follow:
@@ -147,7 +162,10 @@ def command(
             "members share the queues and their progress; to move the group, see `headrace group "
             "reset`"
         )
-    trio.run(_Member(group, wanted, printer).run, nameserver)
+    if pops:
+        trio.run(_Taker(group, wanted, printer).run, nameserver)
+    else:
+        trio.run(_Member(group, wanted, printer).run, nameserver)
 
 
 def last_messages(
@@ -206,6 +224,11 @@ class _Printer:
     @property
     def is_done(self) -> bool:
         return self._left == 0
+
+    @property
+    def left(self) -> int | None:
+        """How many more to print; None without a maximum."""
+        return self._left
 
     def print(self, message: ReceivedMessage) -> None:
         self._print(message)
@@ -337,12 +360,60 @@ class _Reader:
 
 
 def _has_key(message: ReceivedMessage, key: str) -> bool:
-    from headrace.admin.messages import UNREADABLE
+    from headrace_protocol.compression import UNREADABLE
 
     try:
         return message.key == key or key in message.key.split(" ")
     except UNREADABLE:
         return False
+
+
+class _Taker:
+    """Takes messages out for a group, and acknowledges what it has printed."""
+
+    def __init__(self, group: str, wanted: _Wanted, printer: _Printer) -> None:
+        if wanted.start not in ("earliest", "latest"):
+            raise ConfigurationError("--from must be earliest or latest with --pop")
+        self._group = group
+        self._wanted = wanted
+        self._printer = printer
+
+    async def run(self, nameserver: str | None) -> None:
+        """Print until the maximum count, or until nothing comes any more."""
+        from headrace.admin.interrupts import deferred_interrupts
+        from headrace.consumer.simple import SimpleConsumer
+
+        tags, sql = self._wanted.choice
+        start: Literal["earliest", "latest"] = (
+            "latest" if self._wanted.start == "latest" else "earliest"
+        )
+        with deferred_interrupts() as interrupts:
+            async with (
+                SimpleConsumer(
+                    self._group,
+                    {self._wanted.topic: tags},
+                    filter=sql,
+                    nameserver=nameserver,
+                    start=start,
+                ) as consumer,
+                interrupts.cancel_block(),
+            ):
+                await self._take(consumer)
+
+    async def _take(self, consumer: SimpleConsumer) -> None:
+        import trio
+
+        while not self._printer.is_done:
+            count = min(POP_MESSAGES_MAX, self._printer.left or POP_MESSAGES_MAX)
+            messages = await consumer.receive(max=count, wait=_QUIET_S)
+            if not (messages or self._wanted.follow):
+                return
+            for message in messages:
+                self._printer.print(message)
+            sys.stdout.flush()
+            # What is printed is not delivered again, even if a signal arrives now.
+            with trio.move_on_after(_ACK_S, shield=True):
+                await consumer.ack(messages)
 
 
 class _Member:
