@@ -348,6 +348,9 @@ class _BlockingLeases:
     def reject(self, message: PoppedMessage) -> _Done:
         return self._done(self._leases.reject, message)
 
+    def reply(self, message: PoppedMessage, body: bytes) -> _Done:
+        return self._done(self._leases.reply, message, body)
+
     def _done(
         self, function: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
     ) -> _Done:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigurationError
+from headrace.processing import Processing
 from headrace.received import BODY_LIMITS, BodyLimits, ReceivedMessage
 from headrace_protocol.pop.handle import Handle  # noqa: TC001 - msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
+
+    from headrace.telemetry import Tracing
 
 
 class Leases(Protocol):
@@ -31,11 +34,16 @@ class Leases(Protocol):
         """See ``PoppedMessage.reject``."""
         ...
 
+    def reply(self, message: PoppedMessage, body: bytes) -> Awaitable[None]:
+        """See ``ReceivedMessage.reply``."""
+        ...
+
 
 class PoppedMessage(ReceivedMessage):
     """A message that is out: no other member of the group gets it until its time is up.
 
-    handle: its name at the broker; ``extend`` gives it a new one. Acknowledge it before its time is
+    handle: its name at the broker; ``extend`` gives it a new one. processing: its span, if the
+    program traces. Acknowledge it before its time is
     up, or another member gets it, with a higher ``reconsume_times``.
     """
 
@@ -43,6 +51,7 @@ class PoppedMessage(ReceivedMessage):
     _topic: str = ""
     _leases: Leases | None = None
     _limits: BodyLimits = BODY_LIMITS
+    processing: Processing | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         where = self.queue, self.queue_offset, self._body, None, 0, self._stored
@@ -88,9 +97,25 @@ class PoppedMessage(ReceivedMessage):
         """Store the message in its group's dead letters; await it, unless blocking."""
         return self._held_by().reject(self)
 
+    def reply(self, body: bytes) -> Awaitable[None]:
+        """Reply to the producer that waits in ``Producer.request``; await it, unless blocking.
+
+        The message is still out then: acknowledge it, too. Raises as ``ReceivedMessage.reply``.
+        """
+        return self._held_by().reply(self, body)
+
     def _held_by(self) -> Leases:
         if self._leases is None:
             raise ConfigurationError(
                 f"{self} was not taken out by a SimpleConsumer of this process: settle it there"
             )
         return self._leases
+
+
+def begin_processing(
+    messages: Sequence[PoppedMessage], tracing: Tracing, group: str, started_ns: int
+) -> None:
+    """Give messages that are out the spans of their processing. started_ns: of the receive."""
+    tracing.taken(messages, group, started_ns)
+    for message in messages:
+        message.processing = Processing(tracing.process(message, group, is_current=False))

@@ -38,6 +38,22 @@ class ProcessSpans(AsyncIterator[Item], Generic[Item]):
             span.end()
 
 
+class Processing:
+    """The span of a message that is out, until it is settled, or forgotten by the program."""
+
+    def __init__(self, span: ProcessSpan) -> None:
+        self._span: ProcessSpan | None = span
+
+    def end(self) -> None:
+        """End the span, once."""
+        span, self._span = self._span, None
+        if span:
+            span.end()
+
+    def __del__(self) -> None:
+        self.end()
+
+
 def process_each(items: Iterator[Item], tracing: Tracing, group: str) -> Iterator[Item]:
     """``ProcessSpans`` for blocking code."""
     for item in items:

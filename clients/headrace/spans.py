@@ -21,6 +21,8 @@ from headrace_protocol import __version__
 from headrace_protocol.errors import CorruptRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from opentelemetry.context import Context
 
     from headrace.messages import SendResult
@@ -60,6 +62,48 @@ class Tracing:
         sent.add_to(block)
         return sent
 
+    def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
+        """Record a receive of messages that are out, which began at ``started_ns``."""
+        for span in self._of_topics("receive", "receive", messages, group, started_ns):
+            span.end()
+
+    def settled(
+        self,
+        how: str,
+        messages: Sequence[ReceivedMessage],
+        group: str,
+        started_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Record an end, or a longer time, of messages that are out. how: "ack", "extend", ..."""
+        for span in self._of_topics(how, "settle", messages, group, started_ns):
+            if error is not None:
+                _fail(span, error)
+            span.end()
+
+    def _of_topics(
+        self,
+        name: str,
+        kind: str,
+        messages: Sequence[ReceivedMessage],
+        group: str,
+        started_ns: int,
+    ) -> Iterator[Span]:
+        """A span for the messages of each topic, with links to their sends."""
+        topics: dict[str, list[ReceivedMessage]] = {}
+        for message in messages:
+            topics.setdefault(message.topic, []).append(message)
+        for topic, those in topics.items():
+            attributes = self._attributes(name, topic, len(those), kind)
+            attributes["messaging.consumer.group.name"] = group
+            yield self._tracer.start_span(
+                f"{name} {topic}",
+                kind=SpanKind.CLIENT,
+                attributes=attributes,
+                links=_links(message.stored.raw_properties for message in those),
+                start_time=started_ns,
+            )
+
     def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
         """Record a receive that began at ``started_ns``."""
         attributes = self._attributes("receive", batch.queue.topic, len(batch))
@@ -68,18 +112,19 @@ class Tracing:
             f"receive {batch.queue.topic}",
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=_links(batch),
+            links=_links_of(batch),
             start_time=started_ns,
         ).end()
 
-    def process(self, what: Received, group: str) -> ProcessSpan:
-        """Start the span of processing a message or a batch, and make it the current one.
+    def process(self, what: Received, group: str, *, is_current: bool = True) -> ProcessSpan:
+        """Start the span of processing a message or a batch.
 
-        A message's span is a child of its send; a batch's has links to the sends.
+        A message's span is a child of its send; a batch's has links to the sends. is_current:
+        whether it becomes the current span; not if many messages are processed at once.
         """
         parent, links, topic, count, message_id = None, None, what.queue.topic, 1, ""
         if isinstance(what, MessageBatch):
-            links, count = _links(what), len(what)
+            links, count = _links_of(what), len(what)
         else:
             # Reading a damaged message raises an error where its handler can catch it.
             with suppress(CorruptRecord):
@@ -90,15 +135,15 @@ class Tracing:
         if message_id:
             attributes["messaging.message.id"] = message_id
         name = f"process {topic}"
-        return ProcessSpan(
-            self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
-        )
+        span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
+        return ProcessSpan(span, is_current=is_current)
 
-    def _attributes(self, operation: str, topic: str, count: int) -> dict[str, Any]:
+    def _attributes(self, name: str, topic: str, count: int, kind: str = "") -> dict[str, Any]:
+        """kind: of operation, if it is not its name."""
         attributes: dict[str, Any] = {
             "messaging.system": "rocketmq",
-            "messaging.operation.name": operation,
-            "messaging.operation.type": operation,
+            "messaging.operation.name": name,
+            "messaging.operation.type": kind or name,
             "messaging.destination.name": topic,
             "messaging.client.id": self._client_id,
         }
@@ -125,8 +170,7 @@ class SendSpan:
     def end(self, outcome: SendResult | BaseException | None) -> None:
         """End the span with the outcome of the last attempt; None if there is none."""
         if isinstance(outcome, BaseException):
-            self._span.set_attribute("error.type", type(outcome).__name__)
-            self._span.set_status(StatusCode.ERROR, str(outcome))
+            _fail(self._span, outcome)
         elif outcome is not None:
             self._span.set_attribute(
                 "messaging.destination.partition.id", _queue_text(outcome.queue)
@@ -137,14 +181,15 @@ class SendSpan:
 
 
 class ProcessSpan:
-    """The span of a message or batch at hand, which is the current span until ``end``."""
+    """The span of a message or batch at hand, maybe the current span until ``end``."""
 
     __slots__ = ("_before", "_span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, *, is_current: bool) -> None:
         self._span = span
         self._before = contexts.get_current()
-        contexts.attach(trace.set_span_in_context(span))
+        if is_current:
+            contexts.attach(trace.set_span_in_context(span))
 
     def end(self) -> None:
         """End the span; it may have been replaced as the current one, or be another task's."""
@@ -163,11 +208,21 @@ def _queue_text(queue: MessageQueue) -> str:
     return f"{queue.broker_name}/{queue.queue_id}"
 
 
-def _links(batch: MessageBatch) -> list[Link]:
-    """Links to the sends of a batch, which usually share few."""
-    found: dict[bytes, bytes] = {}
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(StatusCode.ERROR, str(error))
+
+
+def _links_of(batch: MessageBatch) -> list[Link]:
+    """Links to the sends of a batch."""
     shared = batch.columns.shared_properties()
-    for raw in batch.columns.properties() if shared is None else [shared]:
+    return _links(batch.columns.properties() if shared is None else [shared])
+
+
+def _links(properties: Iterable[bytes]) -> list[Link]:
+    """Links to the sends of messages, which usually share few."""
+    found: dict[bytes, bytes] = {}
+    for raw in properties:
         parent = _PARENT.search(raw)
         if parent and parent[1] not in found:
             state = _STATE.search(raw)

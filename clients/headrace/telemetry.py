@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
     from headrace.messages import SendResult
     from headrace.producer.block import Block
@@ -48,9 +48,24 @@ class Tracing(Protocol):
     def received(self, batch: MessageBatch, group: str | None, started_ns: int) -> None:
         """Record a receive that began at ``started_ns``."""
 
-    def process(self, what: ReceivedMessage | MessageBatch, group: str) -> ProcessSpan:
-        """Start the span of processing a message or a batch."""
+    def process(
+        self, what: ReceivedMessage | MessageBatch, group: str, *, is_current: bool = True
+    ) -> ProcessSpan:
+        """Start the span of processing a message or a batch; see ``spans.Tracing``."""
         ...
+
+    def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
+        """Record a receive of messages that are out, which began at ``started_ns``."""
+
+    def settled(
+        self,
+        how: str,
+        messages: Sequence[ReceivedMessage],
+        group: str,
+        started_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Record an end, or a longer time, of messages that are out. how: "ack", "extend", ..."""
 
 
 class MessageTraces(Tracing, Protocol):

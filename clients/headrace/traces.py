@@ -29,6 +29,8 @@ from headrace_protocol.message_ids import decode_offset_message_id, host_text
 from headrace_protocol.trace_records import Code, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.instance import ClientInstance
     from headrace.messages import SendResult
     from headrace.producer.block import Block
@@ -113,7 +115,26 @@ class Traces:
         if group is not None:
             self._before(batch, group)
 
-    def process(self, what: ReceivedMessage | MessageBatch, group: str) -> _Processing:
+    def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
+        """Nothing: the processing of each message is traced."""
+
+    def settled(
+        self,
+        how: str,
+        messages: Sequence[ReceivedMessage],
+        group: str,
+        started_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Nothing: the processing of each message is traced."""
+
+    def process(
+        self,
+        what: ReceivedMessage | MessageBatch,
+        group: str,
+        *,
+        is_current: bool = True,  # noqa: ARG002 - as Tracing
+    ) -> _Processing:
         """Trace a delivery until the program is done with it."""
         processing = _Processing(self, group, self._before(what, group))
         for place, *_ in processing.messages:
@@ -334,9 +355,30 @@ class Both:
         for each in self._observers:
             each.received(batch, group, started_ns)
 
-    def process(self, what: ReceivedMessage | MessageBatch, group: str) -> _BothProcessing:
+    def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
+        """Tell both."""
+        for each in self._observers:
+            each.taken(messages, group, started_ns)
+
+    def settled(
+        self,
+        how: str,
+        messages: Sequence[ReceivedMessage],
+        group: str,
+        started_ns: int,
+        error: BaseException | None,
+    ) -> None:
+        """Tell both."""
+        for each in self._observers:
+            each.settled(how, messages, group, started_ns, error)
+
+    def process(
+        self, what: ReceivedMessage | MessageBatch, group: str, *, is_current: bool = True
+    ) -> _BothProcessing:
         """Start both spans of processing."""
-        return _BothProcessing([each.process(what, group) for each in self._observers])
+        return _BothProcessing(
+            [each.process(what, group, is_current=is_current) for each in self._observers]
+        )
 
 
 class _BothSpans:

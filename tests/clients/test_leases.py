@@ -195,7 +195,7 @@ async def test_a_large_body_is_refused_when_it_is_read(autojump_clock: MockClock
     async with consuming(body_bytes_max=4999) as (consumer, [broker], _):
         broker.answer(POP, answer([PoppedQueue(TopicKind.NORMAL, 0, 0, [0])], stored))
         (message,) = await consumer.receive()
-        with pytest.raises(BodyTooLarge):
+        with pytest.raises(BodyTooLarge, match=r"^T/broker-0/0@0: a ZLIB body of"):
             _ = message.body
 
 

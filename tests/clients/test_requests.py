@@ -9,9 +9,9 @@ import pytest
 import trio
 
 import headrace
-from headrace import Consumer, Message, Producer, ReceivedMessage, blocking
+from headrace import Consumer, Message, Producer, ReceivedMessage, SimpleConsumer, blocking
 from headrace.embedded import Embedded
-from headrace.errors import BrokerError, ConfigurationError, InvalidMessage, NoReply
+from headrace.errors import BrokerError, ClientClosed, ConfigurationError, InvalidMessage, NoReply
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import header_fields
 from headrace_protocol.header_codecs import encode_frame
@@ -56,6 +56,24 @@ async def test_a_request_gets_the_reply_of_its_consumer(
     assert (system["MSG_TYPE"], system["TTL"]) == ("reply", "9000")
     assert system["ARRIVE_TIME"] >= system["PUSH_REPLY_TIME"]
     assert producer.late_replies == 0
+
+
+async def serve_popped(nameserver: str, connect: Any) -> None:
+    async with SimpleConsumer("g", "T", nameserver=nameserver, connect=connect) as consumer:
+        (message,) = await consumer.receive(wait=9)
+        await message.reply(message.body[::-1])
+        await message.ack()
+    with pytest.raises(ClientClosed):
+        await message.reply(b"late")
+
+
+async def test_a_request_gets_the_reply_of_a_simple_consumer(mq: Embedded) -> None:
+    await produce(mq, 0, queues=1)
+    async with mq.producer() as producer, trio.open_nursery() as tasks:
+        tasks.start_soon(serve_popped, mq.nameserver, mq.connect)
+        with trio.fail_after(10):
+            reply = await producer.request(Message("T", b"abc", key="k"), timeout=9)
+    assert reply.body == b"cba"
 
 
 async def test_requests_wait_side_by_side_for_their_own_replies(mq: Embedded) -> None:

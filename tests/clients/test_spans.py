@@ -16,15 +16,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import headrace
-from headrace import Message, Producer, PullConsumer, blocking
+from headrace import Message, PoppedMessage, Producer, PullConsumer, SimpleConsumer, blocking
 from headrace.config import NAMESERVER_VARIABLE
 from headrace.embedded import Embedded
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerError, HeadraceError
 from headrace.messages import PROPERTIES_BYTES_MAX
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.serving import Reply
 from tests.support.fixtures import in_memory
 from tests.support.member import Apache, Member
+from tests.support.popping import ACK, POP, consuming, popped
 from tests.support.scripted import Scripted, close, scripted_cluster
 
 COUNT = 1000
@@ -273,6 +274,77 @@ async def test_a_damaged_message_is_an_error_of_its_handler_only(spans: Spans) -
     async with Member(Apache()) as member, member.consumer:
         assert await member.take(10) == list(range(10))
     assert len(spans.named("process T")) == 10
+
+
+async def test_messages_that_are_taken_out_are_processed_until_they_are_settled(
+    mq: Embedded, spans: Spans
+) -> None:
+    async with mq.producer() as producer:
+        for body in (b"1", b"2", b"3", b"4"):
+            await producer.send(Message("orders", body))
+    async with SimpleConsumer(
+        "baristas", "orders", nameserver=mq.nameserver, connect=mq.connect
+    ) as consumer:
+        found: list[PoppedMessage] = []
+        with spans.around("shift"):
+            while len(found) < 4:
+                found += await consumer.receive(wait=5)
+            assert not spans.named("process orders")
+            await found[0].extend(60)
+            assert not spans.named("process orders")
+            await consumer.ack(found[:2])
+            assert len(spans.named("process orders")) == 2
+            await found[2].retry(after=60)
+            await found[3].reject()
+    processed = spans.named("process orders")
+    sends = {span_id(span) for span in spans.named("send orders")}
+    assert {parent_id(span) for span in processed} == sends
+    assert {attributes(span)["message.id"] for span in processed} == {
+        message.message_id for message in found
+    }
+    counts = [
+        attributes(span).get("batch.message_count", 1) for span in spans.named("receive orders")
+    ]
+    assert sum(counts) == 4
+    ack = spans.one("ack orders")
+    assert attributes(ack) == {
+        "system": "rocketmq",
+        "operation.name": "ack",
+        "operation.type": "settle",
+        "destination.name": "orders",
+        "consumer.group.name": "baristas",
+        "batch.message_count": 2,
+    }
+    assert len(ack.links) == 2
+    for name in ("receive", "ack", "extend", "retry", "reject"):
+        for span in spans.named(f"{name} orders"):
+            assert span.kind is SpanKind.CLIENT
+            assert parent_id(span) == span_id(spans.one("shift"))
+
+
+async def test_a_message_that_the_program_forgets_is_processed(mq: Embedded, spans: Spans) -> None:
+    async with mq.producer() as producer:
+        await producer.send(Message("orders", b"1"))
+    at: Any = {"nameserver": mq.nameserver, "connect": mq.connect}
+    async with SimpleConsumer("baristas", "orders", **at) as consumer:
+        messages = await consumer.receive(wait=5)
+        assert await consumer.receive(wait=0) == []
+        assert len(spans.named("receive orders")) == 1
+        messages.clear()
+        assert spans.one("process orders")
+
+
+async def test_an_ack_that_fails_is_an_error(autojump_clock: object, spans: Spans) -> None:
+    async with consuming() as (consumer, [broker], _):
+        broker.answer(POP, popped(0))
+        broker.answer(ACK, Reply(code=ResponseCode.NO_MESSAGE))
+        (message,) = await consumer.receive()
+        with pytest.raises(BrokerError):
+            await message.ack()
+        assert not spans.named("process T")
+    span = spans.one("ack T")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == "BrokerError"
 
 
 def test_the_same_in_blocking_code(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import headrace
-from headrace import Admin, Consumer, Message, blocking
+from headrace import Admin, Consumer, Message, SimpleConsumer, blocking
 from headrace.config import ConnectOptions, resolve_trace
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
@@ -111,6 +111,22 @@ async def test_a_message_that_is_sent_back_has_failed(mq: Embedded, admin: Admin
         first.message_id: (False, Code.FAILED),
         second.message_id: (True, Code.SUCCESS),
     }
+
+
+async def test_messages_that_are_taken_out(mq: Embedded, admin: Admin) -> None:
+    await produce(mq, 2, topic="B", queues=1)
+    at: Any = {"nameserver": mq.nameserver, "connect": mq.connect}
+    async with SimpleConsumer("g", "B", trace=True, **at) as consumer:
+        first, second = await consumer.receive(wait=5)
+        await first.ack()
+        await second.retry(after=60)
+    outcomes = {
+        after.message_id: (after.group, after.success)
+        for message in (first, second)
+        for after in await traced(admin, message.message_id)
+        if isinstance(after, SubAfter)
+    }
+    assert outcomes == {first.message_id: ("g", True), second.message_id: ("g", False)}
 
 
 async def test_received_batches_have_no_end(mq: Embedded, admin: Admin) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from headrace.delays import LEVELS_S
 from headrace.errors import BrokerError, ClientClosed, ConfigurationError, HeadraceError
+from headrace.replies import reply
 from headrace.tasks import gather
 from headrace.values import plain_number
 from headrace_protocol.codes import RequestCode
@@ -22,7 +24,7 @@ from headrace_protocol.pop.headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -83,6 +85,27 @@ class MemberLeases:
                 batch.done.set()
             self._waiting.clear()
 
+    @contextmanager
+    def _settling(self, how: str, messages: Sequence[PoppedMessage]) -> Iterator[None]:
+        """Have the block observed as an end, or a longer time, of messages."""
+        tracing = self._instance.tracing
+        if tracing is None:
+            yield
+            return
+        started_ns, error = time.time_ns(), None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            tracing.settled(how, messages, self._group, started_ns, error)
+
+    def _returned(self, message: PoppedMessage) -> None:
+        if self._instance.traces:
+            self._instance.traces.returned(message)
+        _end_processing([message])
+
     # -- acks --------------------------------------------------------------------------------------
 
     async def ack(self, message: PoppedMessage) -> None:
@@ -92,6 +115,11 @@ class MemberLeases:
     async def ack_all(self, messages: Sequence[PoppedMessage]) -> None:
         """Acknowledge messages. Raises the error of the first that failed."""
         self._instance.check_open("SimpleConsumer")
+        with self._settling("ack", messages):
+            await self._acked(messages)
+        _end_processing(messages)
+
+    async def _acked(self, messages: Sequence[PoppedMessage]) -> None:
         parts: defaultdict[str, list[PoppedMessage]] = defaultdict(list)
         for message in messages:
             parts[message.queue.broker_name].append(message)
@@ -178,7 +206,9 @@ class MemberLeases:
     async def extend(self, message: PoppedMessage, seconds: float) -> None:
         """See ``PoppedMessage.extend``."""
         self._instance.check_open("SimpleConsumer")
-        await self._change(message, milliseconds("seconds", seconds))
+        invisible_ms = milliseconds("seconds", seconds)
+        with self._settling("extend", [message]):
+            await self._change(message, invisible_ms)
 
     async def retry(self, message: PoppedMessage, after: float | None) -> None:
         """See ``PoppedMessage.retry``."""
@@ -186,11 +216,20 @@ class MemberLeases:
         if after is None:
             level = min(_FIRST_LEVEL + max(0, message.reconsume_times), len(LEVELS_S) - 1)
             after = LEVELS_S[level]
-        await self._change(message, milliseconds("after", after))
+        invisible_ms = milliseconds("after", after)
+        with self._settling("retry", [message]):
+            await self._change(message, invisible_ms)
+        self._returned(message)
 
     async def reject(self, message: PoppedMessage) -> None:
         """See ``PoppedMessage.reject``."""
         self._instance.check_open("SimpleConsumer")
+        with self._settling("reject", [message]):
+            await self._send_to_dead_letters(message)
+            await self._acked([message])
+        self._returned(message)
+
+    async def _send_to_dead_letters(self, message: PoppedMessage) -> None:
         header = ConsumerSendMsgBackHeader(
             offset=message.stored.physical_offset,
             group=self._group,
@@ -201,12 +240,16 @@ class MemberLeases:
         address = await self._instance.broker_address(message.topic, message.queue.broker_name)
         response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
         response.expect()
-        await self.ack(message)
+
+    async def reply(self, message: PoppedMessage, body: bytes) -> None:
+        """See ``PoppedMessage.reply``."""
+        self._instance.check_open("SimpleConsumer")
+        await reply(self._instance, self._group, message, body)
 
     async def try_ack(self, messages: Sequence[PoppedMessage]) -> None:
         """Acknowledge messages that nobody asked for; if that fails they come again."""
         with suppress(HeadraceError):
-            await self.ack_all(messages)
+            await self._acked(messages)
 
     async def give_back(self, messages: Sequence[PoppedMessage]) -> None:
         """Return messages that nobody has seen, as far as their brokers answer."""
@@ -241,6 +284,12 @@ class MemberLeases:
             invisible_time=changed.invisible_time,
             revive_queue_id=changed.revive_qid,
         )
+
+
+def _end_processing(messages: Sequence[PoppedMessage]) -> None:
+    for message in messages:
+        if message.processing is not None:
+            message.processing.end()
 
 
 def _handle(message: PoppedMessage) -> Handle:

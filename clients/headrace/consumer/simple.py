@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -16,8 +17,10 @@ from headrace.errors import ConfigurationError, InvalidValue
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.names import check_group
+from headrace.popped import begin_processing
 from headrace.received import BodyLimits
 from headrace.tasks import wait_if_async
+from headrace.trace_start import start_traces
 from headrace.typed import Typed
 from headrace.values import shown
 from headrace_protocol.bodies import ConsumerData
@@ -94,6 +97,7 @@ class SimpleConsumer(Startable):
         ]
         self._instance.handlers = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
         tasks = await self._instance.start()
+        start_traces(self._instance, tasks)
         self._leases.open(tasks)
         self._polls.open(tasks)
         return self
@@ -130,9 +134,13 @@ class SimpleConsumer(Startable):
         if wait > _LONGEST_WAIT_S:
             raise ConfigurationError(f"wait={wait:g}: must be at most {_LONGEST_WAIT_S:g} seconds")
         until = anyio.current_time() + wait
-        return await self._polls.receive(
-            Receive(count, until, milliseconds("invisible", invisible))
-        )
+        call = Receive(count, until, milliseconds("invisible", invisible))
+        tracing = self._instance.tracing
+        started_ns = time.time_ns() if tracing else 0
+        messages = await self._polls.receive(call)
+        if tracing and messages:
+            begin_processing(messages, tracing, self.group, started_ns)
+        return messages
 
     async def receive_values(
         self,
