@@ -54,3 +54,6 @@ class Channel(Protocol):
 
     def write(self, *buffers: Buffer) -> None:
         """Queue bytes; they are sent at the end of the turn."""
+
+    def when_lost(self, notify: Callable[[], None]) -> None:
+        """Have ``notify`` called if the client is closed before it was sent all that is queued."""

@@ -67,12 +67,14 @@ class Reply(msgspec.Struct, gc=False):
 
     header: its fields by their names on the wire, or a struct of them.
     body: buffers, sent in order without being joined or copied.
+    on_lost: called if the client is closed before it was sent all of the answer.
     """
 
     header: msgspec.Struct | Mapping[str, object] | None = None
     body: tuple[Buffer, ...] = ()
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
+    on_lost: Callable[[], None] | None = None
 
 
 class Request(msgspec.Struct):
@@ -132,6 +134,8 @@ class Request(msgspec.Struct):
         if self.on_reply is not None:
             self.on_reply(self, reply)
         if command.is_oneway:
+            if reply.on_lost is not None:
+                reply.on_lost()
             return
         frame = encode_frame(
             self.serialize_type,
@@ -143,6 +147,8 @@ class Request(msgspec.Struct):
             body_bytes=sum(map(len, reply.body)),
         )
         self.channel.write(frame, *reply.body)
+        if reply.on_lost is not None:
+            self.channel.when_lost(reply.on_lost)
 
 
 class ServedElsewhere(RequestError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,18 @@ class Nowhere:
 
     def close(self) -> None:
         pass
+
+
+class Chokes(Nowhere):
+    """A transport that moves so many bytes, at most."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+
+    def flush(self, channel: ServerChannel) -> None:
+        count = min(self.bytes_max, channel.out_bytes)
+        self.bytes_max -= count
+        channel.out_bytes -= count
 
 
 # The shortest way to each phase.
@@ -115,3 +128,42 @@ async def test_a_client_at_its_quota_is_read_little_by_little() -> None:
         metering.handle(held, FrameReader().feed(frame(b"body")), lambda *_: [])
     assert metering.refused
     assert held.holds == 5
+
+
+@pytest.mark.parametrize(
+    ("sent_bytes", "lost"), [(0, "abc"), (9, "abc"), (10, "bc"), (29, "c"), (30, "")]
+)
+async def test_a_client_that_is_closed_has_lost_what_was_not_sent_whole(
+    sent_bytes: int, lost: str
+) -> None:
+    server = RemotingServer(Echo())
+    channel = server.open_channel(Chokes(sent_bytes), "10.0.0.1", 1)
+    told: list[str] = []
+    with server.joined():
+        for name in "abc":
+            channel.write(bytes(10))
+            channel.when_lost(partial(told.append, name))
+    server.close_channel(channel, "")
+    for notify in channel.take_notices():
+        notify()
+    assert "".join(told) == lost
+    assert list(channel.take_notices()) == []
+
+
+async def test_what_is_written_to_a_closed_client_is_lost_at_once() -> None:
+    channel = channel_in(Phase.CLOSED)
+    told: list[str] = []
+    channel.write(b"a")
+    channel.when_lost(partial(told.append, "a"))
+    assert told == ["a"]
+
+
+async def test_a_client_that_reads_leaves_no_notices_behind() -> None:
+    server = RemotingServer(Echo())
+    transport = Chokes(0)
+    channel = server.open_channel(transport, "10.0.0.1", 1)
+    for _ in range(100):
+        channel.write(bytes(10))
+        channel.when_lost(lambda: None)
+        transport.bytes_max = 10
+    assert len(list(channel.take_notices())) == 1

@@ -86,6 +86,9 @@ class Channel:
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
         self.written += buffers
 
+    def when_lost(self, notify: Callable[[], None]) -> None:
+        """Nothing is lost here."""
+
 
 class Reader:
     """Reads streams of frames in every way that the protocol knows."""

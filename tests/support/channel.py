@@ -45,6 +45,10 @@ class MemoryChannel:
         for buffer in buffers:
             self.written += buffer
 
+    def when_lost(self, notify: Callable[[], None]) -> None:
+        if not self.is_open:
+            notify()
+
     def take_sent_bytes(self) -> int:
         return 0
 

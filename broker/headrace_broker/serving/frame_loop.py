@@ -12,7 +12,7 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace_broker.store.message_store import MessageStore
     from headrace_daemon.quotas.metering import Metering
@@ -146,6 +146,8 @@ class FrameLoop:
             self.meter.closed(channel)
         for remove in self._on_closed:
             remove(channel)
+        if notices := channel.take_notices():
+            self._registry.run_long(_notify_each(notices))
 
     async def relieve_pressure(self) -> None:
         """Resume reading from producers once dispatch has caught up, or after a timeout.
@@ -164,3 +166,9 @@ class FrameLoop:
             held_back, self._held_back = self._held_back, []
             for channel in held_back:
                 self._hold_back(channel, is_held_back=False)
+
+
+def _notify_each(notices: Iterable[Callable[[], None]]) -> Iterator[None]:
+    for notify in notices:
+        notify()
+        yield

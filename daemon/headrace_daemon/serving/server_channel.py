@@ -7,6 +7,7 @@ combination, so they are not phases.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,7 +19,7 @@ from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import admit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.rights.proofs import Proof
@@ -89,7 +90,7 @@ class ServerChannel:
     has_sent_frame and is_greeted stay True in a closed client.
     is_slow, holds, deferred: three independent reasons not to read the client; it is read while it
     is neither slow nor held back by anybody, and no frame is deferred.
-    sent_bytes: sent since they were last taken.
+    sent_bytes: sent since they were last taken. written_bytes: queued since the client connected.
     is_dirty: it has replies that were not flushed in this turn.
     is_heavy: it sends much at a time; see ``socket_loop``.
     is_shaking_hands: its handshake of TLS has begun and is not done.
@@ -98,6 +99,7 @@ class ServerChannel:
     """
 
     __slots__ = (
+        "_notices",
         "_server",
         "address",
         "certificate",
@@ -129,6 +131,7 @@ class ServerChannel:
         "signer",
         "transport",
         "user",
+        "written_bytes",
     )
 
     def __init__(
@@ -150,7 +153,9 @@ class ServerChannel:
         self.out: list[Buffer] = []
         # Frames deferred to the next turn; no more are read until they are served.
         self.deferred: list[Frame] = []
-        self.out_bytes = self.partial_bytes = self.charged_bytes = 0
+        self.out_bytes = self.partial_bytes = self.charged_bytes = self.written_bytes = 0
+        # By the end of what may be lost, in bytes written.
+        self._notices: deque[tuple[int, Callable[[], None]]] | None = None
         self.partial_since = self.last_heard = trio.current_time()
         self.phase = Phase.CONNECTED
         self.is_open = True
@@ -203,7 +208,29 @@ class ServerChannel:
                 self.out.append(buffer)
                 added += len(buffer)
             self.out_bytes += added
+            self.written_bytes += added
             self._server.written(self, added)
+
+    def when_lost(self, notify: Callable[[], None]) -> None:
+        """See ``headrace_protocol.channel.Channel``. What is closed already has lost it."""
+        if not self.is_open:
+            notify()
+        elif self.out_bytes:
+            if self._notices is None:
+                self._notices = deque()
+            self._drop_sent_notices()
+            self._notices.append((self.written_bytes, notify))
+
+    def _drop_sent_notices(self) -> None:
+        sent_bytes, notices = self.written_bytes - self.out_bytes, self._notices
+        while notices and notices[0][0] <= sent_bytes:
+            notices.popleft()
+
+    def take_notices(self) -> Iterable[Callable[[], None]]:
+        """The functions to call for what a closed client was not sent."""
+        self._drop_sent_notices()
+        notices, self._notices = self._notices or (), None
+        return [notify for _, notify in notices]
 
     def read_little(self) -> None:
         """Have the next read take little, as the first one does."""
