@@ -33,6 +33,7 @@ from tests.simulation.history import PromiseBroken
 from tests.simulation.waiting_lives import WaitingClock, WaitingLife, WaitingLives
 from tests.simulation.world import World
 from tests.support.broker import Answer, broker_config
+from tests.support.channel import MemoryChannel
 from tests.support.faulty_files import FaultRates, FaultyFiles
 from tests.support.features import services_of
 from tests.support.pop_broker import BROKER, messages_of
@@ -104,6 +105,7 @@ class PopLife(WaitingLife):
         self.steps = [
             *[self.send] * 4,
             *[self.pop] * 6,
+            self.pop_and_leave,
             *[self.ack] * 4,
             self.ack_many,
             *[self.change] * 2,
@@ -162,8 +164,16 @@ class PopLife(WaitingLife):
             self.counts["messages popped"] += 1
             self.counts["retries popped"] += out.handle.kind > 0
 
-    async def take(self, invisible_ms: int, count: int) -> list[Out]:
-        header = PopMessageHeader(
+    async def pop_and_leave(self) -> None:
+        """A member that is gone before its answer; all of it comes to others."""
+        channel = MemoryChannel()
+        channel.is_greeted, channel.is_open = True, False
+        header = self.pop_header(self.rng.choice(_INVISIBLE_MS), self.rng.choice((1, 3, 32)))
+        self.broker.send(RequestCode.POP_MESSAGE, header, channel=channel)
+        self.counts["members that left"] += 1
+
+    def pop_header(self, invisible_ms: int, count: int) -> PopMessageHeader:
+        return PopMessageHeader(
             consumer_group=GROUP,
             topic=TOPIC,
             queue_id=-1,
@@ -173,6 +183,9 @@ class PopLife(WaitingLife):
             born_time=self.clock.ms,
             init_mode=0,
         )
+
+    async def take(self, invisible_ms: int, count: int) -> list[Out]:
+        header = self.pop_header(invisible_ms, count)
         answer = await self.ask(RequestCode.POP_MESSAGE, header)
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return []

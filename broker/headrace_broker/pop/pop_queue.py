@@ -170,6 +170,13 @@ class OrderedBatch(Checkpoint):
         due_ms = self.pop_time + self.invisible_ms
         return max((self.visible_ms.get(offset, due_ms) for offset, _ in self.out()), default=0)
 
+    def suspend(self, now_ms: int) -> None:
+        """Make its messages visible; the next POP counts no attempt for this one."""
+        self.attempt_id = None
+        for offset, _ in self.out():
+            self.visible_ms[offset] = now_ms
+            self.counts[offset] = self.counts.get(offset, 0) - 1
+
     def counts_of(self, offsets: Sequence[int], attempt_id: str | None) -> dict[int, int]:
         """The counts of a POP that takes these messages after this one."""
         if attempt_id is not None and attempt_id == self.attempt_id:

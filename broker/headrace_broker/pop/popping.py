@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.pop.pop_queue import Attempt, OrderedBatch, Taken
@@ -234,7 +235,15 @@ class Popping:
             msg_offset_info=messages,
             order_count_info=encode_order_counts(_counts(parts)) if ask.is_ordered else None,
         )
-        return Reply(header, tuple(body), remark="FOUND")
+        on_lost = partial(self._give_back, [part.checkpoint for part in parts])
+        return Reply(header, tuple(body), remark="FOUND", on_lost=on_lost)
+
+    def _give_back(self, checkpoints: list[Checkpoint]) -> None:
+        """Messages of an answer that nobody got become visible, and no attempt is counted."""
+        now_ms = self._store.clock.now_ms()
+        for checkpoint in checkpoints:
+            if checkpoint.queue.get(checkpoint.key) is checkpoint:
+                self._pops.suspend(checkpoint, now_ms)
 
     def _body(
         self, target: PopTarget, source: PopSource, checkpoint: Checkpoint, found: Found

@@ -161,6 +161,28 @@ class Pops:
         self.settle(checkpoint, checkpoint.bit(offset))
         return changed
 
+    def suspend(self, checkpoint: Checkpoint, now_ms: int) -> None:
+        """Messages that no member got become visible now; no attempt is counted."""
+        if isinstance(checkpoint, OrderedBatch):
+            checkpoint.suspend(now_ms)
+            self._log.note(checkpoint_event(checkpoint))
+            self._log.keep(checkpoint)
+            self.due.add(checkpoint, checkpoint.due_ms)
+            self.ordered_changes += 1
+            return
+        suspended = Checkpoint(
+            checkpoint.queue,
+            checkpoint.offsets,
+            checkpoint.physical_offset,
+            max(now_ms, checkpoint.pop_time + 1),
+            0,
+            checkpoint.revive_qid,
+            Origin.SUSPENDED,
+            checkpoint.settled,
+        )
+        self._add(suspended)
+        self.settle(checkpoint, checkpoint.bits)
+
     def reset(self, queue: PopQueue, next_offset: int) -> None:
         """The group continues at another offset; nothing is out any more."""
         self._clear(queue)
@@ -197,6 +219,7 @@ class Pops:
                 return
             # It was written again.
             if isinstance(known, OrderedBatch) and isinstance(found, OrderedBatch):
+                known.attempt_id, known.counts = found.attempt_id, found.counts
                 known.visible_ms = found.visible_ms
                 self.due.add(known, known.due_ms)
             self._settle(known, found.settled & ~known.settled)
