@@ -23,6 +23,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_depth, check_group, check_items, check_queue_nums
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.forbidden import ForbiddenType, reading_forbidden
 from headrace_protocol.system_topics import TRANSACTION_GROUP
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class SubscriptionGroups:
         """A group that may consume, created if necessary; see ``get_or_create``."""
         config = self.get_or_create(group, host, before_create)
         if not config.consume_enable:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
+            raise reading_forbidden(
+                ForbiddenType.GROUP,
                 f"subscription group no permission, {group}: consumeEnable is false, "
                 "set it to true with mqadmin updateSubGroup -s true",
             )
@@ -142,8 +143,8 @@ class SubscriptionGroups:
     def check_readable(self, group: str, topic: str) -> None:
         """Raise RequestError if a group is forbidden to read a topic."""
         if not self.is_readable(group, topic):
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
+            raise reading_forbidden(
+                ForbiddenType.SUBSCRIPTION,
                 f"the consumer group[{group}] is not permitted to read topic {topic}: an "
                 "administrator has forbidden it (request 353)",
             )

@@ -19,7 +19,8 @@ from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady, RequestError
+from headrace_protocol.errors import NotReady
+from headrace_protocol.forbidden import ForbiddenType, reading_forbidden
 from headrace_protocol.header_codecs import SerializeType
 from headrace_protocol.headers import (
     BulkPullHeader,
@@ -365,8 +366,8 @@ class PullProcessor:
         group = self._consumers.group(name)
         is_broadcasting = group is not None and group.data.message_model == BROADCASTING
         if is_broadcasting and not settings.consume_broadcast_enable:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
+            raise reading_forbidden(
+                ForbiddenType.BROADCASTING,
                 f"the consumer group[{name}] can not consume by broadcast way: "
                 "consumeBroadcastEnable is false; mqadmin updateSubGroup -d true allows it",
             )

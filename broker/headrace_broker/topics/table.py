@@ -33,6 +33,7 @@ from headrace_protocol.bodies import (
 from headrace_protocol.bounds import check_perm, check_queue_nums, check_topic
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
+from headrace_protocol.forbidden import ForbiddenType, reading_forbidden
 from headrace_protocol.system_topics import (
     BENCHMARK_TOPIC,
     DEFAULT_TOPIC,
@@ -211,8 +212,8 @@ class TopicTable:
     def check_broker_readable(self) -> None:
         """Raise RequestError when this broker gives no messages to clients."""
         if not self._config.broker_permission & PERM_READ:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
+            raise reading_forbidden(
+                ForbiddenType.BROKER,
                 f"the broker[{self._config.broker_name}] pulling message is forbidden: its "
                 "brokerPermission has no read bit, read from another broker",
             )
@@ -231,8 +232,8 @@ class TopicTable:
         self.check_broker_readable()
         config = self.expect(topic)
         if not config.perm & PERM_READ:
-            raise RequestError(
-                ResponseCode.NO_PERMISSION,
+            raise reading_forbidden(
+                ForbiddenType.TOPIC,
                 f"the topic[{topic}] pulling message is forbidden: its perm is {config.perm}, "
                 f"give it {config.perm | PERM_READ} with mqadmin updateTopicPerm",
             )

@@ -115,5 +115,6 @@ def test_a_group_that_must_not_broadcast(broker: BrokerUnderTest) -> None:
     answer = pull(broker)
     assert answer.code == ResponseCode.NO_PERMISSION
     assert "consumeBroadcastEnable is false" in answer.remark
+    assert answer.command.ext()["forbiddenType"] == "4"
     broker.groups.put(SubscriptionGroupConfig(group_name="g"))
     assert pull(broker).code == ResponseCode.SUCCESS

@@ -129,6 +129,7 @@ def test_a_forbidden_topic_is_not_read(tmp_path: Path) -> None:
     }
     answer = broker.ask(C.PULL_MESSAGE, pull_header(topic="t", queue_id=0, sys_flag=4))
     assert (answer.code, "has forbidden it" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
+    assert answer.command.ext()["forbiddenType"] == "5"
     pop = PopMessageHeader(
         consumer_group="g",
         topic="t",
@@ -141,6 +142,7 @@ def test_a_forbidden_topic_is_not_read(tmp_path: Path) -> None:
     )
     answer = broker.ask(C.POP_MESSAGE, pop)
     assert (answer.code, "has forbidden it" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
+    assert answer.command.ext()["forbiddenType"] == "5"
     wrapper = SubscriptionGroupWrapper.decode(broker.ask(C.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
     # Apache's bit of reading.
     assert wrapper.forbidden_table == {"g": {"t": 4}}
