@@ -136,6 +136,10 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
         ge=1,
         le=65_536,
     )
+    enforce_message_type: bool = _setting(
+        False,
+        "Reject messages of another kind than their topic takes by its attribute message.type.",
+    )
     cluster_topic_enable: bool = _setting(
         True, "Let clients write and read the built-in topic with the cluster's name."
     )

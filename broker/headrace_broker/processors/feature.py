@@ -15,6 +15,7 @@ from headrace_broker.processors.broker_stats import BrokerStatsProcessor
 from headrace_broker.processors.client import ClientProcessor
 from headrace_broker.processors.dashboard import DashboardProcessor
 from headrace_broker.processors.members import MembersProcessor
+from headrace_broker.processors.message_types import type_demand
 from headrace_broker.processors.query import QueryProcessor
 from headrace_broker.topics.rules import TopicRules
 from headrace_protocol.message import INNER_BATCH
@@ -28,9 +29,11 @@ def build(core: Core) -> Feature:
     """See ``Feature``."""
     config, (topics, mappings, groups, _) = core.config, core.tables
     begun = BegunWithout(config, core.nameservers, core.store.flusher.stop_writing)
+    # Before all others, which change messages.
+    types = (type_demand(topics.get),) if config.enforce_message_type else ()
     return Feature(
         # Only the broker makes them, of the batches to topics with batch queues.
-        demands=(Demand("inner batches", sys_flags=INNER_BATCH),),
+        demands=(*types, Demand("inner batches", sys_flags=INNER_BATCH)),
         before_registration=(begun.look,),
         guards=(guard_own_groups,),
         processors=(

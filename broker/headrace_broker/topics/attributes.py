@@ -68,7 +68,7 @@ _ATTRIBUTES = {
     QUEUE_TYPE: _one_of("SimpleCQ", BATCHED, is_changeable=False),
     CLEANUP_POLICY: _one_of("DELETE", COMPACTED, is_changeable=False),
     MESSAGE_TYPE: _one_of(
-        "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", is_changeable=True
+        "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", is_changeable=True
     ),
     RESERVE_TIME: _Attribute(True, "a number of hours from 1 on, or -1", _is_limit),
     RESERVE_SIZE: _Attribute(True, "a number of bytes from 1 on, or -1", _is_limit),

@@ -51,7 +51,7 @@ def test_what_is_not_mentioned_stays() -> None:
         ("+queue.type=BatchCQ,+tiered=true", True, "leave one of them out"),
         ("+cleanup.policy=DELETE", False, "can't change after a topic's creation"),
         ("-message.type", True, "a new topic has nothing to delete"),
-        ("+message.type=MIXED", True, "UNSPECIFIED | NORMAL"),
+        ("+message.type=OTHER", True, "UNSPECIFIED | NORMAL"),
         ("+reserve.time=long", True, "a number of hours from 1 on, or -1"),
         ("+reserve.time=9223372036854775808", True, "a number of hours from 1 on, or -1"),
         ("+reserve.time=0", True, "a number of hours from 1 on, or -1"),
