@@ -10,6 +10,7 @@ from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.filters import Filter, filter_of
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
+from headrace_broker.topics.attributes import BATCHED, QUEUE_TYPE
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.pop.handle import TopicKind
@@ -183,4 +184,10 @@ class PopTargets:
                 "consume it by pulls",
             )
         assert place.queue is not None
+        if place.queue.consume_queue.is_batch:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"topic {topic} has {QUEUE_TYPE}={BATCHED}: its records hold whole batches, of "
+                "which POP can't take single messages; consume it by pulls",
+            )
         return PopSource(kind, topic, place.queue, place.source, place.source)

@@ -59,16 +59,24 @@ def test_a_second_ack_has_no_effect(broker: PopBroker) -> None:
         ({}, {"offset": -1}, ResponseCode.MESSAGE_ILLEGAL),
         ({"start_offset": 1}, {}, ResponseCode.SUCCESS),
         ({"pop_time": 1}, {}, ResponseCode.SUCCESS),
+        # Of an orderly POP, which there was none.
+        ({"revive_queue_id": 999}, {}, ResponseCode.SUCCESS),
         ({}, {"consumer_group": "other"}, ResponseCode.SUCCESS),
     ],
 )
-def test_a_forged_handle_acks_nothing(
+def test_a_forged_handle_changes_nothing(
     broker: PopBroker, parts: dict[str, Any], fields: dict[str, Any], code: int
 ) -> None:
+    """Not by an ack, which is no error if it names nothing, nor by another time."""
     first, *_ = handles(broker)
-    answer = broker.ack(first._replace(**parts), **fields)
+    forged = first._replace(**parts)
+    answer = broker.ack(forged, **fields)
     assert answer.code == code, answer.remark
-    assert broker.pop_parts.pops.out_count == 4
+    answer = broker.change(forged, 5000, **fields)
+    assert answer.code in {code, ResponseCode.NO_MESSAGE} - {ResponseCode.SUCCESS}
+    pops = broker.pop_parts.pops
+    assert pops.out_count == 4
+    assert {each.due_ms for queue in pops for each in queue} == {first.visible_time}
 
 
 def test_messages_of_several_pops_are_acked_together(broker: PopBroker) -> None:
@@ -82,6 +90,14 @@ def test_messages_of_several_pops_are_acked_together(broker: PopBroker) -> None:
     assert ack_all(broker, acks[0], BatchAck.of("T", "g", second, [1])).code == ResponseCode.SUCCESS
     assert (broker.progress(), broker.progress(1)) == (3, 1)
     assert ack_all(broker, BatchAck.of("T", "g", third, [])).code == ResponseCode.SUCCESS
+
+
+def test_acks_of_all_come_twice(broker: PopBroker) -> None:
+    first, *_ = handles(broker)
+    for _ in range(2):
+        every = BatchAck.of("T", "g", first, range(4))
+        assert ack_all(broker, every, every).code == ResponseCode.SUCCESS
+        assert (broker.pop_parts.pops.out_count, broker.progress()) == (0, 4)
 
 
 def test_acks_of_which_one_is_wrong_change_nothing(broker: PopBroker) -> None:

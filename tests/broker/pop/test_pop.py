@@ -10,10 +10,12 @@ import pytest
 from headrace_broker.queue_directory import Here, Lookup, QueueDirectory
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.forbidden import ForbiddenType
 from headrace_protocol.pop.headers import NotificationHeader, PeekMessageHeader, PollingInfoHeader
 from tests.support.broker import broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.pop_broker import PopBroker, answers, bodies, messages_of
+from tests.support.wire import pull_header
 
 
 def test_messages_of_all_queues_are_taken_once(broker: PopBroker) -> None:
@@ -46,6 +48,22 @@ def test_a_group_goes_on_where_it_was(broker: PopBroker) -> None:
         broker.store_message("T", 0, b"%d" % number)
     broker.offsets.commit("g", "T", 0, 2)
     assert bodies(broker.taken()) == [b"2"]
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_pop_of_no_messages_takes_one(broker: PopBroker, count: int) -> None:
+    for _ in range(2):
+        broker.store_message("T", 0)
+    assert len(broker.taken(max_msg_nums=count)) == 1
+
+
+def test_messages_that_are_invisible_for_no_time_come_at_once(broker: PopBroker) -> None:
+    broker.store_message("T", 0)
+    broker.taken(invisible_time=0)
+    broker.clock.ms += 20
+    broker.revive()
+    ((message, _),) = broker.taken()
+    assert message.reconsume_times == 1
 
 
 def test_only_wanted_tags_are_taken_and_others_passed(broker: PopBroker) -> None:
@@ -96,6 +114,32 @@ def test_bad_pops_are_refused(broker: PopBroker, fields: dict[str, Any], code: i
     assert answer.code == code
     assert answer.remark
     assert broker.pop_parts.pops.out_count == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "enabled", "perm"),
+    [
+        (ForbiddenType.BROKER, {"broker_permission": 2}, True, 6),
+        (ForbiddenType.GROUP, {}, False, 6),
+        (ForbiddenType.TOPIC, {}, True, 2),
+    ],
+)
+@pytest.mark.parametrize("is_pop", [True, False])
+def test_an_answer_says_what_permits_no_reading(
+    tmp_path: Path,
+    kind: ForbiddenType,
+    settings: dict[str, int],
+    enabled: bool,
+    perm: int,
+    is_pop: bool,
+) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, **settings))
+    broker.create_topic("T", perm=perm)
+    broker.groups.put(SubscriptionGroupConfig(group_name="g", consume_enable=enabled))
+    pull = RequestCode.PULL_MESSAGE
+    answer = broker.pop() if is_pop else broker.ask(pull, pull_header())
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.command.ext() == {"forbiddenType": str(int(kind))}
 
 
 def test_no_messages_are_taken_without_timers(tmp_path: Path) -> None:
@@ -210,6 +254,27 @@ def test_a_notification_that_comes_too_late_has_nothing(broker: PopBroker) -> No
 def test_a_pop_without_a_time_comes_just_in_time(broker: PopBroker) -> None:
     broker.store_message("T", 1)
     assert broker.pop(born_time=0, poll_time=0).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.POP_MESSAGE, RequestCode.PEEK_MESSAGE, RequestCode.NOTIFICATION]
+)
+def test_a_topic_with_batch_queues_is_refused_by_name(broker: PopBroker, code: RequestCode) -> None:
+    broker.create_topic("B", attributes={"queue.type": "BatchCQ"})
+    broker.store_message("B", 0)
+    headers: dict[RequestCode, Any] = {
+        RequestCode.POP_MESSAGE: broker.pop_header(topic="B"),
+        RequestCode.PEEK_MESSAGE: PeekMessageHeader(
+            consumer_group="g", topic="B", queue_id=0, max_msg_nums=1
+        ),
+        RequestCode.NOTIFICATION: NotificationHeader(
+            consumer_group="g", topic="B", queue_id=0, poll_time=0, born_time=broker.clock.ms
+        ),
+    }
+    answer = broker.ask(code, headers[code])
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "topic B has queue.type=BatchCQ" in answer.remark
+    assert broker.pop_parts.pops.out_count == 0
 
 
 def test_a_static_topic_is_refused_by_name(broker: PopBroker) -> None:

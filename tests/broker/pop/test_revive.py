@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from headrace_broker.store.errors import StoreBusy
+from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.bodies import SubscriptionGroupConfig
-from headrace_protocol.codes import ResponseCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import decode_records
 from headrace_protocol.pop.handle import Handle, TopicKind
 from tests.support.broker import broker_config
@@ -179,6 +180,20 @@ def test_the_messages_of_a_deleted_topic_do_not_come_again(broker: PopBroker) ->
     broker.topics.delete("T")
     wait(broker)
     assert broker.topics.get(RETRY) is None
+
+
+def test_a_retry_topic_that_was_deleted_is_made_again(broker: PopBroker) -> None:
+    """What was in it is gone; what is out of its topic comes again."""
+    take(broker, b"gone")
+    wait(broker, INVISIBLE_MS + 20)
+    ((_, handle),) = broker.taken()
+    take(broker, b"a")
+    header = DeleteTopicHeader(topic=RETRY)
+    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header).code == ResponseCode.SUCCESS
+    assert broker.ack(handle).code == ResponseCode.TOPIC_NOT_EXIST
+    wait(broker, INVISIBLE_MS + 20)
+    assert bodies(broker.taken()) == [b"a"]
+    assert broker.pop_parts.pops.out_count == 1
 
 
 # -- failures ---------------------------------------------------------------------------------
