@@ -19,6 +19,7 @@ from headrace_broker.store.files.config_file import (
     sealed,
     unsealed,
 )
+from headrace_broker.store.files.filesystem import Files
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
 OLD, NEW = b'{"a":1}', b'{\n\t"table":{0:1}\n}'
@@ -69,6 +70,13 @@ def test_a_kill_after_a_damage_leaves_what_the_backup_held(after: int, tmp_path:
     is_moved = config.damaged_path.exists()
     assert is_moved or found == OLD
     assert (config.damaged_path if is_moved else path).read_bytes() == NEW[:9]
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 300_000])
+def test_a_file_may_be_saved_in_parts(tmp_path: Path, size: int) -> None:
+    parts = [bytes([number]) * size for number in range(7)]
+    Files().replace(tmp_path / "t", parts)
+    assert (tmp_path / "t").read_bytes() == b"".join(parts)
 
 
 def test_no_changed_byte_passes(tmp_path: Path) -> None:
