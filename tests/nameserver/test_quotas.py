@@ -102,8 +102,16 @@ async def test_what_only_brokers_have_is_rejected(
         assert reason in (error.remark or "")
 
 
-def test_a_damaged_file_ends_a_start(tmp_path: Path) -> None:
-    (tmp_path / "quotas.json").write_bytes(b"[]")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[]", ""),
+        (b'{"quotas":[{"of":"user","name":"a","requests":0}]}', "requests=0 is too little"),
+        (b'{"quotas":[{"of":"topic","name":"T","connections":5}]}', "is no limit of a topic"),
+    ],
+)
+def test_a_damaged_file_ends_a_start(tmp_path: Path, text: bytes, reason: str) -> None:
+    (tmp_path / "quotas.json").write_bytes(text)
     config = NameServerConfig(kv_config_path=str(tmp_path / "kvConfig.json"))
-    with pytest.raises(AccessError, match=r"quotas\.json: cannot read .*; repair it"):
+    with pytest.raises(AccessError, match=rf"quotas\.json: cannot read .*{reason}.*; repair it"):
         NameServer(config)

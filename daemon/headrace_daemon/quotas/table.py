@@ -98,7 +98,11 @@ def _read(file: TableFile) -> list[Quota]:
 
 
 def _parsed(data: bytes) -> list[Quota]:
+    """The quotas of a file. Raises ValueError, also for those that SET_QUOTA would reject."""
+    quotas = QuotaList.decode(data).quotas
     try:
-        return QuotaList.decode(data).quotas
+        for quota in quotas:
+            quota.check()
     except RequestError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(error.remark) from None
+    return quotas
