@@ -317,7 +317,8 @@ MAY_IMPORT = {
     "headrace.producer": CLIENT | {"headrace"},
     "headrace.table": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
-    "headrace.spark.body": SPARK | {"headrace.spark.arrow_types", "msgspec", "pydantic", "pyspark"},
+    "headrace.spark.body": SPARK
+    | {"headrace.spark.arrow_types", "headrace.typed", "msgspec", "pydantic", "pyspark"},
     "headrace.spark.plan": SPARK_PLANS | {"headrace.spark.retry", "headrace.spark.tier"},
     "headrace.spark.read": SPARK_PLANS
     | {

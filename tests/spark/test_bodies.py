@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import enum
 import json
@@ -20,13 +21,16 @@ import pytest
 from pydantic import Field
 from pyspark.sql import types as t
 
-from headrace.spark import model_schema
+from headrace import Topic
+from headrace.spark import model_schema, typed
 from headrace.spark.body.ddl import parse_ddl
 from headrace.spark.body.format import body_format
 from headrace.spark.body.models import MODULES_VARIABLE, PICKLED_VARIABLE
 from headrace.spark.errors import OptionError, SchemaError
 from headrace.spark.read.columns import arrow_schema
 from headrace.spark.read.schema import source_schema
+from headrace.spark.source import HeadraceSource
+from tests.support.documents import blocks
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 DDL = (
@@ -334,6 +338,110 @@ def test_a_model_of_pydantic(schema: str, encoding: str, monkeypatch: pytest.Mon
     assert corrupt[2]
 
 
+@dataclasses.dataclass
+class Place:
+    lat: float
+    lon: float | None = None
+
+
+class Parcel(msgspec.Struct, rename="camel"):
+    parcel_id: Annotated[int, msgspec.Meta(gt=0)]
+    size: Size
+    places: list[Place]
+    sent_at: dt.datetime | None = None
+    home: Place | None = None
+    sender: uuid.UUID | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is Size.LARGE and not self.places:
+            raise KeyError("no places")
+
+
+PARCELS = [
+    Parcel(7, Size.SMALL, [Place(1, 2)], NOON, Place(3.5), uuid.UUID(int=1)),
+    Parcel(8, Size.LARGE, [Place(1)]),
+]
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_a_typed_topic_of_structs(
+    form: Literal["json", "msgpack"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODULES_VARIABLE, __name__)
+    module = types.ModuleType(__name__)
+    vars(module).update(globals())
+    monkeypatch.setitem(sys.modules, __name__, module)
+    topic = Topic("parcels", Parcel, form=form)
+    options = typed(topic)
+    assert options == {"topic": "parcels", "schema": f"{__name__}:Parcel", "encoding": form}
+    bodies = [topic.message(each).body for each in PARCELS]
+    library: Any = msgspec.json if form == "json" else msgspec.msgpack
+    bad = [{"parcelId": 0, "size": "S", "places": []}, {"parcelId": 1, "size": "L", "places": []}]
+    rows, corrupt = decoded(options["schema"], [*bodies, *map(library.encode, bad)], form)
+    assert rows[:2] == [
+        {
+            "parcel_id": 7,
+            "size": "S",
+            "places": [{"lat": 1.0, "lon": 2.0}],
+            "sent_at": NOON,
+            "home": {"lat": 3.5, "lon": None},
+            "sender": str(uuid.UUID(int=1)),
+        },
+        {
+            "parcel_id": 8,
+            "size": "L",
+            "places": [{"lat": 1.0, "lon": None}],
+            "sent_at": None,
+            "home": None,
+            "sender": None,
+        },
+    ]
+    assert corrupt == [
+        None,
+        None,
+        "Expected `int` >= 1 - at `$.parcelId`",
+        "the model raised KeyError: 'no places'",
+    ]
+
+
+class Spark:
+    """Takes the options of a read, and returns its columns instead of a frame."""
+
+    read = property(lambda self: self)
+
+    def format(self, name: str) -> Spark:
+        assert name == "headrace"
+        return self
+
+    def options(self, **options: str) -> Spark:
+        self.given = options
+        return self
+
+    def load(self) -> list[str]:
+        return list(HeadraceSource(self.given).schema().names)
+
+
+def test_the_example_of_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODULES_VARIABLE, "shop")
+    shop = types.ModuleType("shop.models")
+    vars(shop)["Order"] = msgspec.defstruct("Order", [("id", int)], module="shop.models")
+    monkeypatch.setitem(sys.modules, "shop", types.ModuleType("shop"))
+    monkeypatch.setitem(sys.modules, "shop.models", shop)
+    (example,) = [code for _, _, code in blocks("docs/spark.md") if "typed(" in code]
+    names: dict[str, Any] = {"spark": Spark()}
+    exec(example, names)
+    assert names["orders"][:3] == ["id", "_corrupt", "topic"]
+
+
+def test_models_that_workers_cannot_import_are_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(msgspec.Struct):
+        a: int
+
+    monkeypatch.setenv(PICKLED_VARIABLE, "1")
+    options = typed(Topic("locals", Local))
+    assert decoded(options["schema"], [b'{"a": 1}']) == ([{"a": 1}], [None])
+
+
 class Strange(pydantic.BaseModel):
     either: int | str
 
@@ -364,7 +472,7 @@ def test_a_model_that_raises_costs_one_body(monkeypatch: pytest.MonkeyPatch) -> 
         (model_schema(Strange), r"Strange.either is .*no column can hold"),
         (model_schema(Node), "Node contains itself, which no column can hold"),
         ("no_such_module:Order", "does not name a model that Spark's Python workers can import"),
-        ("json:dumps", "is not a pydantic model"),
+        ("json:dumps", "is no pydantic model, msgspec struct or dataclass"),
     ],
 )
 def test_a_bad_model(schema: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from headrace.spark.body.models import (
     Model,
     check_allowed,
     is_pickled,
+    is_pydantic,
     load_model,
     model_fields,
 )
@@ -42,7 +43,7 @@ def body_format(schema_option: str, encoding: str) -> BodyFormat:
     """The body format for the options ``schema`` and ``encoding``.
 
     schema_option: Spark's DDL (``a int, b array<string>``), an Avro record as JSON,
-        ``package.module:Model`` for a pydantic model, or the result of ``model_schema``.
+        ``package.module:Model`` for a model, or the result of ``model_schema``.
     encoding: json or msgpack.
 
     Raises OptionError, and SchemaError, also for a model that the environment does not allow.
@@ -118,6 +119,8 @@ class BodyFormat:
             decode: Callable[[bytes], Any] = codec.Decoder(python_type(self._kind.read)).decode
             return decode
         model = self._model
+        if not is_pydantic(model):
+            return partial(_validated, codec.Decoder(model).decode)
         if self._encoding == "json":
             return partial(_validated, model.model_validate_json)
         return lambda body: _validated(model.model_validate, codec.decode(body))

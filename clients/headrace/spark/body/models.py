@@ -1,4 +1,6 @@
-"""Pydantic models as body schemas: the model itself validates each body.
+"""Models as body schemas: the model itself validates each body.
+
+A model is one of pydantic, a msgspec struct or a dataclass, as a ``Topic`` has it.
 
 A model is code, so an option that names one chooses the code to run. Options can come from table
 definitions written by others; the environment of Spark's driver must therefore permit models.
@@ -7,6 +9,7 @@ definitions written by others; the environment of Spark's driver must therefore 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import enum
 import importlib
 import os
@@ -15,8 +18,9 @@ import typing
 import uuid
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pydantic
 from pyspark import cloudpickle
 from pyspark.sql import types as t
@@ -24,7 +28,10 @@ from pyspark.sql import types as t
 from headrace.spark.body.kinds import Field, Kind, array, leaf, mapping, struct
 from headrace.spark.errors import SchemaError
 
-Model = type[pydantic.BaseModel]
+if TYPE_CHECKING:
+    from headrace.typed import Topic
+
+Model = type[Any]
 
 PICKLED_VARIABLE = "HEADRACE_SPARK_PICKLED_SCHEMAS"
 MODULES_VARIABLE = "HEADRACE_SPARK_SCHEMA_MODULES"
@@ -50,6 +57,18 @@ def model_schema(model: Model) -> str:
     """
     pickled: bytes = cloudpickle.dumps(model)  # type: ignore[no-untyped-call]
     return _PICKLED + base64.b64encode(pickled).decode()
+
+
+def typed(topic: Topic[Any]) -> dict[str, str]:
+    """The options ``topic``, ``schema`` and ``encoding`` of a read of a topic with a model.
+
+    A model of the program itself, which workers cannot import, is passed by ``model_schema``.
+    """
+    model = topic.model
+    module, name = model.__module__, model.__qualname__
+    is_importable = module != "__main__" and name.isidentifier()
+    schema = f"{module}:{name}" if is_importable else model_schema(model)
+    return {"topic": str(topic), "schema": schema, "encoding": topic.form}
 
 
 def is_pickled(schema: str) -> bool:
@@ -91,24 +110,58 @@ def load_model(schema: str) -> Model:
                 f"schema {schema!r} does not name a model that Spark's Python workers can import: "
                 f"{error}; put it on their path, or pass headrace.spark.model_schema({name})"
             ) from error
-    if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
-        raise SchemaError(f"schema {schema!r}: {model!r} is not a pydantic model")
+    if not (isinstance(model, type) and is_model(model)):
+        raise SchemaError(
+            f"schema {schema!r}: {model!r} is no pydantic model, msgspec struct or dataclass"
+        )
     return model
+
+
+def is_model(annotation: Any) -> bool:
+    """Whether a type is one whose fields become columns."""
+    if not isinstance(annotation, type):
+        return False
+    return is_pydantic(annotation) or _has_fields(annotation)
+
+
+def is_pydantic(model: type[Any]) -> bool:
+    """Whether pydantic validates values of a model; msgspec does those of others."""
+    return issubclass(model, pydantic.BaseModel)
+
+
+def _has_fields(kind: type[Any]) -> bool:
+    return issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)
 
 
 def model_fields(model: Model) -> tuple[Field, ...]:
     """The fields of a model. Raises SchemaError for a type that no column can hold."""
     try:
         return tuple(
-            (name, *_nullable(field.annotation, f"{model.__name__}.{name}"))
-            for name, field in model.model_fields.items()
+            (name, *_nullable(annotation, f"{model.__name__}.{name}"))
+            for name, annotation in _annotations(model).items()
         )
     except RecursionError:
         raise SchemaError(f"{model.__name__} contains itself, which no column can hold") from None
 
 
+def _annotations(model: Model) -> dict[str, Any]:
+    if is_pydantic(model):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    hints = typing.get_type_hints(model, include_extras=True)
+    return {name: hints[name] for name in _field_names(model)}
+
+
+def _field_names(model: Model) -> list[str]:
+    """The fields of a struct or a dataclass, of a class or of an instance."""
+    if hasattr(model, "__struct_fields__"):
+        return list(model.__struct_fields__)
+    return [field.name for field in dataclasses.fields(model)]
+
+
 def plain(value: Any) -> Any:
     """A value of a model's field, converted to types that Arrow supports."""
+    if _has_fields(type(value)):
+        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
     match value:
         case pydantic.BaseModel():
             return plain(value.model_dump())
@@ -136,7 +189,7 @@ def _kind(annotation: Any, path: str) -> Kind:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _LEAVES:
         return leaf(_LEAVES[annotation])
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+    if is_model(annotation):
         return struct(model_fields(annotation))
     if origin in {list, set, frozenset} or (origin is tuple and arguments[1:] == (...,)):
         item, has_nulls = _nullable(arguments[0], f"{path}[]")
