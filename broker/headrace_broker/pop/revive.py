@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 import trio
@@ -25,8 +25,10 @@ from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreError, 
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.errors import CorruptRecord, RequestError
+from headrace_protocol.inner_batch import unwrap_messages
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import (
+    INNER_BATCH,
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
     decode_records,
@@ -58,6 +60,18 @@ _PAUSES_S: Final = (10, 20, 30, *(60 * minutes for minutes in _MINUTES))
 # The wall clock may jump.
 _LOOK_S: Final = 1.0
 _TIMES_MAX: Final = 2**31 - 1
+
+
+class _Again(NamedTuple):
+    """A message to be stored, and the bit of the one that is out.
+
+    Apache's broker hands out the record of a batch queue as one message. What it holds is stored
+    singly, and the last of it stands for the whole: a kill before that repeats it.
+    """
+
+    bit: int
+    message: InnerMessage
+    is_last: bool
 
 
 class Revive:
@@ -165,11 +179,9 @@ class Revive:
 
     # -- one checkpoint ----------------------------------------------------------------------------
 
-    async def _to_store(
-        self, checkpoint: Checkpoint
-    ) -> tuple[list[tuple[int, InnerMessage]], Exception | None]:
+    async def _to_store(self, checkpoint: Checkpoint) -> tuple[list[_Again], Exception | None]:
         """What is to be stored of the messages that are out, and why the others can't be."""
-        messages: list[tuple[int, InnerMessage]] = []
+        messages: list[_Again] = []
         problem: Exception | None = None
         for offset, bit in list(checkpoint.out()):
             try:
@@ -178,13 +190,17 @@ class Revive:
                     self._settle(checkpoint, bit)
                     continue
                 topic = await self._target(checkpoint, message)
+                parts = unwrap_messages([message])
             except (RequestError, OSError, StoreError, CorruptRecord) as error:
                 problem = error
             else:
-                messages.append((bit, self._again(checkpoint, message, topic)))
+                for part in parts:
+                    is_last = part is parts[-1]
+                    again = self._again(checkpoint, part, topic, is_last=is_last)
+                    messages.append(_Again(bit, again, is_last))
         return messages, problem
 
-    def _append(self, checkpoint: Checkpoint, messages: list[tuple[int, InnerMessage]]) -> None:
+    def _append(self, checkpoint: Checkpoint, messages: list[_Again]) -> None:
         """Store what is still out, and remove it from ``messages``.
 
         Nothing happens between the look at what is out and the write. Raises StoreBusy,
@@ -197,24 +213,26 @@ class Revive:
         write_path.begin()
         try:
             while messages:
-                bit, message = messages[0]
-                if checkpoint.bits & bit:
-                    self._append_one(checkpoint, bit, message)
+                if checkpoint.bits & messages[0].bit:
+                    self._append_one(checkpoint, messages[0])
                 del messages[0]
         finally:
             self._progress.end_turn()
             with suppress(StoreNotWritable):  # it stays pending, and a later commit writes it
                 write_path.publish()
 
-    def _append_one(self, checkpoint: Checkpoint, bit: int, message: InnerMessage) -> None:
+    def _append_one(self, checkpoint: Checkpoint, again: _Again) -> None:
+        bit, message, is_last = again
         try:
             self._writer.append_now(message)
         except RecordTooLarge as error:
             log.error("message to retry can't be stored", topic=message.topic, reason=str(error))
             self.given_up += 1
-            self._pops.settle(checkpoint, bit)
+            if is_last:
+                self._pops.settle(checkpoint, bit)
             return
-        self._pops.revive(checkpoint, bit, self._store.commit_log.max_offset)
+        if is_last:
+            self._pops.revive(checkpoint, bit, self._store.commit_log.max_offset)
         if message.topic.startswith(RETRY_PREFIX):
             self.revived += 1
         else:
@@ -246,7 +264,9 @@ class Revive:
         if is_last and checkpoint.origin is not Origin.SUSPENDED:
             return await self._made(self._topics.create_dlq_topic, DLQ_PREFIX, group)
         name = topic
-        if not topic.startswith(RETRY_PREFIX):
+        if message.sys_flag & INNER_BATCH:
+            name = group  # where its pulls find it: no POP reads the retries of such a topic
+        elif not topic.startswith(RETRY_PREFIX):
             is_v2 = self._config.enable_retry_topic_v2
             name = (TopicKind.RETRY_V2 if is_v2 else TopicKind.RETRY_V1).topic(topic, group)
         name = name.removeprefix(RETRY_PREFIX)
@@ -263,13 +283,15 @@ class Revive:
         self._topics.check_deliverable(self._topics.expect(topic))
         return topic
 
-    def _again(self, checkpoint: Checkpoint, message: StoredMessage, topic: str) -> InnerMessage:
+    def _again(
+        self, checkpoint: Checkpoint, message: StoredMessage, topic: str, *, is_last: bool
+    ) -> InnerMessage:
         """The message as its retry topic gets it, or that of dead letters."""
         properties = message.properties
-        more = {SOURCE: b"%d" % message.physical_offset}
+        more = {SOURCE: b"%d" % message.physical_offset} if is_last else {}
         if FIRST_POP_PROPERTY not in properties:
             more[FIRST_POP_PROPERTY.encode()] = b"%d" % checkpoint.pop_time
-        if topic.startswith(DLQ_PREFIX):
+        if topic in {DLQ_PREFIX + checkpoint.queue.name.group, _retries_of_pulls(checkpoint)}:
             first = {
                 RETRY_TOPIC: _first_topic(checkpoint.queue.name),
                 ORIGIN_MESSAGE_ID: message.offset_message_id,
@@ -295,6 +317,12 @@ class Revive:
             min(message.reconsume_times + counted, _TIMES_MAX),
             message.born_host,
         )
+
+
+def _retries_of_pulls(checkpoint: Checkpoint) -> str | None:
+    """The retry topic that the group's pulls read; None if it popped the messages there."""
+    topic = RETRY_PREFIX + checkpoint.queue.name.group
+    return None if checkpoint.queue.name.topic == topic else topic
 
 
 def _first_topic(name: QueueName) -> str:

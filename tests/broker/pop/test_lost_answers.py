@@ -94,7 +94,7 @@ def test_an_orderly_batch_that_nobody_got_counts_no_attempt(broker: PopBroker) -
         broker.taken(order=True)
         broker.clock.ms += INVISIBLE_MS
     pop_of_one_who_left(broker, order=True, attempt_id="a")
-    answer = broker.pop(order=True, attempt_id="a")
+    answer = broker.pop(order=True, attempt_id="b")
     assert [each.body for each in decode_records(answer.body)] == [b"0", b"1", b"2"]
     counts = "0 qo0%0 2;0 qo0%1 2;0 qo0%2 2;0 0 2"
     assert answer.command.ext()["orderCountInfo"] == counts

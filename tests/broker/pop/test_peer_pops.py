@@ -10,8 +10,11 @@ import trio
 import trio.testing
 
 from headrace_broker.pop.feature import Pop
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.system_topics import REVIVE_GROUP, revive_log_topic
+from tests.support.inner_batches import batch_items
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, damage
+from tests.support.wire import send_header
 
 TOPIC = revive_log_topic("DefaultCluster")
 
@@ -183,3 +186,26 @@ async def test_what_timers_deliver_is_found(
         assert pop.parts is not None
         assert pop.parts.pops.out_count == 5
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("is_acked", [False, True])
+def test_a_batch_that_was_out_as_one_message_comes_again_singly(
+    broker: PopBroker, is_acked: bool
+) -> None:
+    """Where pulls of the group find it: there are no POPs of such a topic here."""
+    broker.create_topic("B", attributes={"queue.type": "BatchCQ"})
+    header = send_header(batch=True, topic="B", properties="UNIQ_KEY\x01B0\x02")
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, header, batch_items(0, 3))
+    assert answer.code == ResponseCode.SUCCESS
+    pop_time = left_checkpoint(broker, t="B", n=1)
+    if is_acked:
+        left(broker, "ack", t="B", ao=0, pt=pop_time)
+    read(broker)
+    broker.clock.ms += INVISIBLE_MS + 3100
+    broker.revive()
+    assert broker.pop_parts.pops.out_count == 0
+    found = broker.stored("%RETRY%g")
+    assert [message.body for message in found] == ([] if is_acked else [b"0", b"1", b"2"])
+    assert all(message.properties["RETRY_TOPIC"] == "B" for message in found)
+    assert {(message.sys_flag, message.reconsume_times) for message in found} <= {(0, 1)}
+    assert broker.pop_parts.runtime_info()["popMessagesRevived"] == str(len(found))
