@@ -85,7 +85,7 @@ async def test_an_outage_ends_by_itself(
         await trio.testing.wait_all_tasks_blocked()
         broker.disk.is_unwritable = True
         broker.send(RequestCode.POP_MESSAGE, broker.pop_header(), channel=channel)
-        await trio.sleep(3)
+        await trio.testing.wait_all_tasks_blocked()
         assert answers(channel) == []
         broker.disk.is_unwritable = False
         answer = await answered(channel)
