@@ -156,8 +156,9 @@ class AckProcessor:
         checkpoint = self._find(ack.consumer_group, topic, handle)
         if checkpoint is None:
             return None, 0
-        bits = (bit for offset, bit in checkpoint.out() if named >> (offset - start) & 1)
-        return checkpoint, sum(bits)
+        # A forged handle of a batch may claim to begin behind it.
+        out = ((offset - start, bit) for offset, bit in checkpoint.out() if offset >= start)
+        return checkpoint, sum(bit for place, bit in out if named >> place & 1)
 
     def _check(self, topic: str, queue_id: int, first: int, last: int) -> None:
         """Raise RequestError unless a queue has, or had, messages at these offsets."""

@@ -133,6 +133,18 @@ def test_acks_of_a_batch_come_together(broker: PopBroker) -> None:
     assert offsets(taken(broker)) == [3, 4]
 
 
+@pytest.mark.parametrize(("start", "bits"), [(3, [4]), (1, [1]), (0, [4])])
+def test_a_forged_handle_of_a_batch_acks_nothing_else(
+    broker: PopBroker, start: int, bits: list[int]
+) -> None:
+    first, *_ = taken(broker)
+    ack = BatchAck.of("T", "g", first._replace(start_offset=start), bits)
+    body = BatchAckBody(acks=[ack], broker_name="broker-a").encode()
+    assert broker.ask(RequestCode.BATCH_ACK_MESSAGE, None, body=body).code == ResponseCode.SUCCESS
+    acked = {bit for bit in bits if bit < 3}
+    assert broker.pop_parts.pops.out_count == 3 - len(acked)
+
+
 # -- attempts -------------------------------------------------------------------------------------
 
 
