@@ -54,6 +54,17 @@ class NotHere(NotReady):
         return (yield self._until)
 
 
+class Unfinished(NotReady):
+    """A read that has looked at much and found nothing so far; others may run before it resumes."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "not finished")
+
+    def __await__(self) -> Generator[None, Any, None]:
+        """Let others run if the slice is over."""
+        yield None
+
+
 # None: others may run.
 Effect = NotReady | Until | None
 

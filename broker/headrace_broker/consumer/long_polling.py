@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from headrace_broker.store.store_queue import StoreQueue
     from headrace_protocol.channel import Channel
-    from headrace_protocol.serving import Request, RunLong
+    from headrace_protocol.rights.access import Access
+    from headrace_protocol.serving import Registry, Request, RunLong
 
 Key = TypeVar("Key")
 
@@ -81,6 +82,46 @@ class HeldRequest:
         """Enter the next state. Raises KeyError if ``event`` can't happen in this one."""
         self.state = state = NEXT_STATE[self.state, event]
         return state
+
+
+class JudgedRequest(HeldRequest):
+    """A held request that is judged again when rights have changed; an error is its answer."""
+
+    __slots__ = ("_access", "_judged_version", "_registry")
+
+    def __init__(
+        self,
+        registry: Registry,
+        access: Access,
+        request: Request,
+        position: int,
+        held_bytes: int,
+    ) -> None:
+        super().__init__(request, position, held_bytes)
+        self._registry = registry
+        self._access = access
+        self._judged_version = access.version
+
+    def try_answer(self, *, may_wait: bool) -> bool:
+        """See HeldRequest."""
+        if not self.request.channel.is_open:
+            return True
+        try:
+            self._judge_again()
+            return self.attempt(may_wait=may_wait)
+        except Exception as error:  # noqa: BLE001 - answered like the error of any request
+            self._registry.fail(self.request, error)
+            return True
+
+    def attempt(self, *, may_wait: bool) -> bool:
+        """As ``try_answer``, for a client that is there and has the rights; may raise."""
+        raise NotImplementedError
+
+    def _judge_again(self) -> None:
+        """Raise RequestError if rights have changed, and the client has none any more."""
+        if self._judged_version != self._access.version:
+            self._access.check(self.request)
+            self._judged_version = self._access.version
 
 
 class LongPolling:
@@ -197,7 +238,8 @@ class LongPolling:
         if held.try_answer(may_wait=True):
             if held.apply(Event.ANSWER) is State.ANSWERED:
                 self._release(held)
-        elif held.state is State.WAITING:
+        # It may wait elsewhere now; see ``wait_at``.
+        elif held.state is State.WAITING and queue in held.queues:
             _wait(queue, held)
 
     def _abandon_each(self, requests: Iterable[HeldRequest]) -> Iterator[None]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.pop.pop_queue import Attempt, OrderedBatch, Taken
-from headrace_broker.pop.reading import BYTES_MAX, Found, as_first_sent, read
+from headrace_broker.pop.reading import BYTES_MAX, Found, Scan, as_first_sent, read
 from headrace_protocol.errors import NotReady
 from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.pop.headers import INIT_MIN, PopMessageResponseHeader
@@ -17,6 +17,7 @@ from headrace_protocol.pop.infos import (
     encode_order_counts,
 )
 from headrace_protocol.serving import Reply
+from headrace_protocol.waiting import Unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,17 @@ class _Part(NamedTuple):
     found: Found
 
 
+class Peeked(NamedTuple):
+    """Messages that a POP would get.
+
+    rest: how many remain. is_complete: False if their filter has yet to look at some queue's.
+    """
+
+    buffers: list[Buffer]
+    rest: int
+    is_complete: bool
+
+
 def is_locked(queue: PopQueue, ask: Ask, now_ms: int) -> bool:
     """True if a POP must skip a queue to keep the order of messages that are out."""
     batch = queue.batch
@@ -106,10 +118,10 @@ class Popping:
     def pop(self, target: PopTarget, ask: Ask) -> Reply | None:
         """The answer with messages that are out from now on; None if there are none.
 
-        Raises NotReady if none are here, and others must be fetched first.
+        Raises NotReady if none are found yet: others must be fetched first, or looked at.
         """
         self._revive_qid = (self._revive_qid + 1) % self._config.revive_queue_num
-        now_ms = self._store.clock.now_ms()
+        scan = Scan(self._store.clock.now_ms())
         parts: list[_Part] = []
         rest = 0
         away: NotReady | None = None
@@ -117,19 +129,20 @@ class Popping:
         for source in self._sources(target, ask):
             try:
                 queue = self._queue(target, source, ask.init_mode)
-                part = None
-                if left.is_open and not is_locked(queue, ask, now_ms):
-                    part = self._take(target, source, queue, left, now_ms)
+                if left.is_open and not is_locked(queue, ask, scan.now_ms):
+                    found, checkpoint = self._take(target, source, queue, left, scan)
+                    if checkpoint is not None:
+                        parts.append(_Part(source, checkpoint, found))
+                        left = left.after(found)
+                    elif not found.is_at_end:
+                        away = away or Unfinished()
             except NotReady as wait:
                 away = wait
                 continue
-            if part is not None:
-                parts.append(part)
-                left = left.after(part.found)
             rest += max(0, source.source.known_range()[1] - queue.next_offset)
         if not parts and away is not None:
             raise away
-        return self._reply(target, ask, parts, now_ms, rest) if parts else None
+        return self._reply(target, ask, parts, scan.now_ms, rest) if parts else None
 
     def _sources(self, target: PopTarget, ask: Ask) -> tuple[PopSource, ...]:
         """The queues in the order of a POP; what was popped in order comes again in its place."""
@@ -137,21 +150,23 @@ class Popping:
             target = target._replace(retries=())
         return target.in_order(self._config.pop_from_retry_probability)
 
-    def peek(self, target: PopTarget, ask: Ask) -> tuple[list[Buffer], int]:
-        """Messages that a POP would get, and how many remain. Raises NotReady."""
+    def peek(self, target: PopTarget, ask: Ask) -> Peeked:
+        """Messages that a POP would get. Raises NotReady."""
         buffers: list[Buffer] = []
-        count, rest = ask.count, 0
-        now_ms = self._store.clock.now_ms()
+        left, rest, is_complete = ask, 0, True
+        scan = Scan(self._store.clock.now_ms())
         for source in self._sources(target, ask):
             queue = self._pops.find(target.wanted.group, source.topic, source.queue_id)
             first = self._next_offset(target, source, ask.init_mode)
-            if count and (queue is None or not is_locked(queue, ask, now_ms)):
-                found = read(source, first, count, BYTES_MAX, self._tags(target, source))
+            if left.is_open and (queue is None or not is_locked(queue, ask, scan.now_ms)):
+                tags = self._tags(target, source)
+                found = read(source, first, left.count, left.bytes_max, tags, scan)
                 buffers += found.buffers
-                count -= len(found.offsets)
+                left = left.after(found)
                 first = found.next_offset
+                is_complete &= bool(found.offsets) or found.is_at_end
             rest += max(0, source.source.known_range()[1] - first)
-        return buffers, rest
+        return Peeked(buffers, rest, is_complete)
 
     def _queue(self, target: PopTarget, source: PopSource, init_mode: int) -> PopQueue:
         group = target.wanted.group
@@ -186,21 +201,20 @@ class Popping:
         return target.tags if source.kind is TopicKind.NORMAL else None
 
     def _take(
-        self, target: PopTarget, source: PopSource, queue: PopQueue, ask: Ask, now_ms: int
-    ) -> _Part | None:
+        self, target: PopTarget, source: PopSource, queue: PopQueue, ask: Ask, scan: Scan
+    ) -> tuple[Found, Checkpoint | None]:
         tags = self._tags(target, source)
         batch = queue.batch
         first = queue.next_offset if batch is None else batch.first_out
-        found = read(source, first, ask.count, ask.bytes_max, tags)
+        found = read(source, first, ask.count, ask.bytes_max, tags, scan)
         if batch is not None:
             self._pops.give_back(batch)
-        part = None
+        checkpoint = None
         if found.offsets:
-            checkpoint = self._out(queue, found, ask, now_ms, batch)
-            part = _Part(source, checkpoint, found)
+            checkpoint = self._out(queue, found, ask, scan.now_ms, batch)
         if found.next_offset != queue.next_offset:
             self._pops.move(queue, found.next_offset)
-        return part
+        return found, checkpoint
 
     def _out(
         self, queue: PopQueue, found: Found, ask: Ask, now_ms: int, before: OrderedBatch | None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headrace_broker.consumer.long_polling import HeldRequest
+from headrace_broker.consumer.long_polling import JudgedRequest
 from headrace_broker.pop.acks import check_invisible_time
 from headrace_broker.pop.popping import Ask
 from headrace_broker.pop.targets import Wanted
@@ -54,10 +54,18 @@ _TIMED_OUT: Final = Reply(code=ResponseCode.POLLING_TIMEOUT, remark="POLLING_TIM
 _FULL: Final = Reply(code=ResponseCode.POLLING_FULL, remark="POLLING_FULL")
 
 
-class _HeldPop(HeldRequest):
+class _Wait(NamedTuple):
+    """How a request waits: until when, and its answer then, or if too many wait."""
+
+    until_ms: int
+    timed_out: Reply
+    full: Reply
+
+
+class _HeldPop(JudgedRequest):
     """A request that waits for messages of all queues of its target."""
 
-    __slots__ = ("_attempt", "_judged_version", "_processor", "_target", "_timed_out")
+    __slots__ = ("_attempt", "_processor", "_target", "_wait")
 
     def __init__(
         self,
@@ -65,14 +73,14 @@ class _HeldPop(HeldRequest):
         request: Request,
         target: PopTarget,
         attempt: Attempt,
-        timed_out: Reply,
+        wait: _Wait,
     ) -> None:
-        super().__init__(request, 0, request.held_bytes)
+        held_bytes = request.held_bytes + target.filter_bytes
+        super().__init__(processor.registry, processor.access, request, 0, held_bytes)
         self._processor: PopProcessor = processor
         self._target: PopTarget = target
         self._attempt: Attempt = attempt
-        self._timed_out: Reply = timed_out
-        self._judged_version = processor.access.version
+        self._wait: _Wait = wait
 
     @property
     def wanted(self) -> Wanted:
@@ -83,26 +91,15 @@ class _HeldPop(HeldRequest):
         """See HeldRequest."""
         self._processor.released(self)
 
-    def try_answer(self, *, may_wait: bool) -> bool:
-        """See HeldRequest."""
-        if not self.request.channel.is_open:
-            return True
-        try:
-            return self._try_answer(may_wait)
-        except Exception as error:  # noqa: BLE001 - answered like the error of any request
-            self._processor.registry.fail(self.request, error)
-            return True
-
-    def _try_answer(self, may_wait: bool) -> bool:
+    def attempt(self, *, may_wait: bool) -> bool:
+        """See JudgedRequest."""
         processor, request = self._processor, self.request
-        if self._judged_version != processor.access.version:
-            processor.access.check(request)
-            self._judged_version = processor.access.version
         target = processor.targets.find(request, self.wanted)
         try:
             reply = self._attempt(target)
         except NotReady as away:
-            again = partial(processor.answer, request, target, self._attempt, self._timed_out)
+            wait = self._wait if may_wait else self._wait._replace(until_ms=0)
+            again = partial(processor.answer, request, target, self._attempt, wait)
             processor.registry.start(request, later(away, again))
             return True
         if reply is None and may_wait:
@@ -110,7 +107,7 @@ class _HeldPop(HeldRequest):
                 self._target = target
                 processor.long_polling.wait_at(self, target.queues)
             return False
-        processor.progress.answer(request, reply or self._timed_out)
+        processor.progress.answer(request, reply or self._wait.timed_out)
         return True
 
 
@@ -154,8 +151,8 @@ class PopProcessor:
     def pop(self, request: Request) -> Reply | Work | None:
         """POP_MESSAGE: messages that are invisible to others for a time, or none after a wait."""
         header = request.header(PopMessageHeader)
-        wait_ms = self._wait_ms(header.born_time, header.poll_time)
-        if wait_ms is None:
+        until_ms = self._until_ms(header.born_time, header.poll_time)
+        if until_ms is None:
             return _TIMED_OUT
         self._check(header)
         wanted = Wanted(
@@ -171,8 +168,8 @@ class PopProcessor:
             is_ordered=bool(header.order),
             attempt_id=header.attempt_id if header.order else None,
         )
-        attempt = partial(self._pop, ask)
-        return self._begin(request, target, attempt, wait_ms, _TIMED_OUT, _FULL)
+        wait = _Wait(until_ms, _TIMED_OUT, _FULL)
+        return now_or_later(partial(self.answer, request, target, partial(self._pop, ask), wait))
 
     def _pop(self, ask: Ask, target: PopTarget) -> Reply | None:
         self.progress.log.check_room()
@@ -199,44 +196,36 @@ class PopProcessor:
             )
         _check_attempt(header)
 
-    def _wait_ms(self, born_ms: int, poll_ms: int) -> int | None:
-        """Milliseconds for which a request may wait; None if it came too late."""
+    def _until_ms(self, born_ms: int, poll_ms: int) -> int | None:
+        """The time until which a request may wait; None if it came too late."""
         now_ms = self._clock.now_ms()
         # A client that does not poll sends no time.
         left_ms = (born_ms or now_ms) + poll_ms - now_ms
         if left_ms < -_LATE_MS:
             return None
         # The client's clock may be ahead.
-        return max(0, min(left_ms, poll_ms, _POLL_MS_MAX))
+        return now_ms + max(0, min(left_ms, poll_ms, _POLL_MS_MAX))
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        request: Request,
-        target: PopTarget,
-        attempt: Attempt,
-        wait_ms: int,
-        timed_out: Reply,
-        full: Reply,
-    ) -> Reply | Work | None:
-        def begin() -> Reply | None:
-            if (reply := attempt(target)) is not None:
-                return self.progress.reply(request, reply)
-            if not wait_ms:
-                return self.progress.reply(request, timed_out)
-            if self._is_full(target.wanted):
-                return self.progress.reply(request, full)
-            self._hold(request, target, attempt, wait_ms, timed_out)
-            return None
-
-        return now_or_later(begin)
-
     def answer(
-        self, request: Request, target: PopTarget, attempt: Attempt, timed_out: Reply
+        self, request: Request, target: PopTarget, attempt: Attempt, wait: _Wait
     ) -> Reply | None:
-        """Answer a request that must not wait for messages any more. Raises NotReady."""
-        return self.progress.reply(request, attempt(target) or timed_out)
+        """The answer to a request; None if that comes later, or nobody is there to get it.
+
+        Raises NotReady.
+        """
+        if not request.channel.is_open:
+            return None
+        reply = attempt(target)
+        if reply is None:
+            # The clock may have been set back.
+            left_ms = min(wait.until_ms - self._clock.now_ms(), _POLL_MS_MAX)
+            if left_ms > 0 and not self._is_full(target.wanted):
+                self._hold(_HeldPop(self, request, target, attempt, wait), target, left_ms)
+                return None
+            reply = wait.full if left_ms > 0 else wait.timed_out
+        return self.progress.reply(request, reply)
 
     def _is_full(self, wanted: Wanted) -> bool:
         return (
@@ -244,11 +233,8 @@ class PopProcessor:
             or self._held[wanted[:3]] >= self._config.pop_polling_size
         )
 
-    def _hold(
-        self, request: Request, target: PopTarget, attempt: Attempt, wait_ms: int, timed_out: Reply
-    ) -> None:
-        request.body = b""
-        held = _HeldPop(self, request, target, attempt, timed_out)
+    def _hold(self, held: _HeldPop, target: PopTarget, wait_ms: int) -> None:
+        held.request.body = b""
         before = self.long_polling.held_count
         self.long_polling.hold(held, target.queues, wait_ms / 1000)
         if self.long_polling.held_count > before:
@@ -278,25 +264,28 @@ class PopProcessor:
         ask = Ask(header.max_msg_nums, 0, INIT_MIN)
 
         def peek() -> Reply:
-            buffers, rest = self._popping.peek(target, ask)
-            code = ResponseCode.SUCCESS if buffers else ResponseCode.PULL_NOT_FOUND
-            return Reply(PeekMessageResponseHeader(rest_num=rest), tuple(buffers), code)
+            found = self._popping.peek(target, ask)
+            code = ResponseCode.SUCCESS if found.buffers else ResponseCode.PULL_NOT_FOUND
+            return Reply(PeekMessageResponseHeader(rest_num=found.rest), tuple(found.buffers), code)
 
         return now_or_later(peek)
 
     def notify(self, request: Request) -> Reply | Work | None:
         """NOTIFICATION: wait until a POP would get a message."""
         header = request.header(NotificationHeader)
-        wait_ms = self._wait_ms(header.born_time, header.poll_time)
-        if wait_ms is None:
+        until_ms = self._until_ms(header.born_time, header.poll_time)
+        if until_ms is None:
             return _notification(has_message=False)
         _check_attempt(header)
         wanted = Wanted(
             header.consumer_group, header.topic, header.queue_id, header.exp_type, header.exp
         )
         target = self.targets.find(request, wanted)
-        nothing = _notification(has_message=False)
-        full = _notification(has_message=False, is_full=True)
+        wait = _Wait(
+            until_ms,
+            timed_out=_notification(has_message=False),
+            full=_notification(has_message=False, is_full=True),
+        )
         ask = Ask(
             1,
             0,
@@ -304,11 +293,13 @@ class PopProcessor:
             is_ordered=bool(header.order),
             attempt_id=header.attempt_id if header.order else None,
         )
-        return self._begin(request, target, partial(self._look, ask), wait_ms, nothing, full)
+        return now_or_later(partial(self.answer, request, target, partial(self._look, ask), wait))
 
     def _look(self, ask: Ask, target: PopTarget) -> Reply | None:
-        buffers, _ = self._popping.peek(target, ask)
-        return _notification(has_message=True) if buffers else None
+        found = self._popping.peek(target, ask)
+        # What a filter has yet to look at may be wanted; a POP looks on where this ended.
+        has_message = bool(found.buffers) or not found.is_complete
+        return _notification(has_message=True) if has_message else None
 
     def polling_info(self, request: Request) -> Reply:
         """POLLING_INFO: the number of requests that wait."""

@@ -41,6 +41,19 @@ _CONTINUES: Final = frozenset(
 )
 
 
+class Scan:
+    """One attempt to serve a request, which passes messages that its filter rejects for 2 ms.
+
+    now_ms: when it begins. left_s: of the time for reads that find nothing.
+    """
+
+    __slots__ = ("left_s", "now_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.left_s = _SCAN_S
+
+
 class Found(NamedTuple):
     """Messages of a queue.
 
@@ -57,14 +70,18 @@ class Found(NamedTuple):
 
 
 def read(
-    source: PopSource, first: int, count_max: int, bytes_max: int, tags: frozenset[int] | None
+    source: PopSource,
+    first: int,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[int] | None,
+    scan: Scan,
 ) -> Found:
-    """Messages from an offset on. Raises NotReady.
-
-    Past messages that ``tags`` rejects this continues for 2 ms.
-    """
-    end = perf_counter() + _SCAN_S
-    while True:
+    """Messages from an offset on, past those that a filter rejects. Raises NotReady."""
+    if first == source.source.known_range()[1]:
+        return Found((), (), 0, 0, first, is_at_end=True)
+    while scan.left_s > 0:
+        began_s = perf_counter()
         result = source.reader.get(first, count_max, bytes_max, tags)
         if result.status is GetStatus.FOUND:
             offsets, physical_offset = offsets_of(result.buffers)
@@ -76,10 +93,12 @@ def read(
                 result.next_offset,
                 is_at_end=False,
             )
+        scan.left_s -= perf_counter() - began_s
         may_continue = result.status in _CONTINUES and result.next_offset != first
         first = result.next_offset
-        if not may_continue or perf_counter() >= end:
-            return Found((), (), 0, 0, first, is_at_end=not may_continue)
+        if not may_continue or first >= result.max_offset:
+            return Found((), (), 0, 0, first, is_at_end=True)
+    return Found((), (), 0, 0, first, is_at_end=False)
 
 
 async def when_ready(read: Callable[[], Result]) -> Result:

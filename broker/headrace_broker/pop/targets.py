@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.consumer.filtered import FilteredReader
-from headrace_broker.consumer.filters import Filter, filter_of
+from headrace_broker.consumer.filters import Filter, filter_bytes, filter_of
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_broker.topics.attributes import BATCHED, QUEUE_TYPE
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from headrace_protocol.bodies import TopicConfig
     from headrace_protocol.serving import Request
 
-_TARGETS_MAX: Final = 10_000
+_TARGETS_BYTES_MAX: Final = 64 << 20
+_TARGET_BYTES: Final = 1024
+_SOURCE_BYTES: Final = 512
 
 
 class PopSource(NamedTuple):
@@ -56,12 +58,23 @@ class Wanted(NamedTuple):
 
 
 class PopTarget(NamedTuple):
-    """The queues of a POP, and the tags that its group wants of the topic."""
+    """The queues of a POP, and the tags that its group wants of the topic.
+
+    filter_bytes: memory of the filter and its readers, beyond a few tags.
+    """
 
     wanted: Wanted
     retries: tuple[PopSource, ...]
     sources: tuple[PopSource, ...]
     tags: frozenset[int] | None
+    filter_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of all of it."""
+        sources_bytes = _SOURCE_BYTES * (len(self.retries) + len(self.sources))
+        text_bytes = 4 * sum(len(each) for each in self.wanted if isinstance(each, str))
+        return _TARGET_BYTES + sources_bytes + text_bytes + self.filter_bytes
 
     @property
     def queues(self) -> tuple[StoreQueue, ...]:
@@ -81,13 +94,14 @@ class PopTarget(NamedTuple):
 
 
 class PopTargets:
-    """Finds targets, and keeps them until topics or groups change."""
+    """Finds targets, and keeps them until topics or groups change. byte_count: their memory."""
 
     def __init__(self, config: BrokerConfig, tables: Tables, directory: QueueDirectory) -> None:
         self._config = config
         self._topics, _, self._groups, self._offsets = tables
         self._directory = directory
         self._targets: dict[Wanted, PopTarget] = {}
+        self.byte_count = 0
         self._change: tuple[object, ...] = ()
 
     def find(self, request: Request, wanted: Wanted) -> PopTarget:
@@ -98,12 +112,14 @@ class PopTargets:
             self._config.enable_retry_topic_v2,
             self._config.retrieve_message_from_pop_retry_topic_v1,
         )
-        if change != self._change or len(self._targets) >= _TARGETS_MAX:
+        if change != self._change or self.byte_count > _TARGETS_BYTES_MAX:
             self._targets.clear()
+            self.byte_count = 0
             self._change = change
         target = self._targets.get(wanted)
         if target is None:
             target = self._targets[wanted] = self._find(request, wanted)
+            self.byte_count += target.held_bytes
         return target
 
     def _find(self, request: Request, wanted: Wanted) -> PopTarget:
@@ -124,7 +140,14 @@ class PopTargets:
             self._filtered(self._source(TopicKind.NORMAL, group, topic, each, host), found)
             for each in queue_ids
         )
-        return PopTarget(wanted, self._retries(group, topic, host), sources, found.tags)
+        readers_bytes = _SOURCE_BYTES * len(sources) if found.expression is not None else 0
+        return PopTarget(
+            wanted,
+            self._retries(group, topic, host),
+            sources,
+            found.tags,
+            filter_bytes(found) + readers_bytes,
+        )
 
     def _filtered(self, source: PopSource, wanted: Filter) -> PopSource:
         if wanted.expression is None:

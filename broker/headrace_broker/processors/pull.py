@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.filters import filter_bytes
 from headrace_broker.consumer.groups import BROADCASTING
-from headrace_broker.consumer.long_polling import HeldRequest
+from headrace_broker.consumer.long_polling import JudgedRequest
 from headrace_broker.host_budget import Host
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.store_source import GetResult, GetStatus
@@ -101,10 +101,10 @@ class PullTarget(NamedTuple):
     filter_bytes: int
 
 
-class _HeldPull(HeldRequest, Generic[Header]):
+class _HeldPull(JudgedRequest, Generic[Header]):
     """A pull at the end of its queue; ``position`` moves past messages that its filter rejects."""
 
-    __slots__ = ("_answer", "_get", "_header", "_judged_version", "_processor", "_target")
+    __slots__ = ("_answer", "_get", "_header", "_processor", "_target")
 
     def __init__(
         self,
@@ -115,26 +115,18 @@ class _HeldPull(HeldRequest, Generic[Header]):
         get: Get[Header],
         answer: AnswerResult,
     ) -> None:
-        super().__init__(request, header.queue_offset, request.held_bytes + target.filter_bytes)
+        held_bytes = request.held_bytes + target.filter_bytes
+        super().__init__(
+            processor.registry, processor.access, request, header.queue_offset, held_bytes
+        )
         self._processor: PullProcessor = processor
         self._header: Header = header
         self._target: PullTarget = target
         self._get: Get[Header] = get
         self._answer: AnswerResult = answer
-        self._judged_version = processor.access.version
 
-    def try_answer(self, *, may_wait: bool) -> bool:
-        """See HeldRequest."""
-        if not self.request.channel.is_open:
-            return True
-        try:
-            return self._try_answer(may_wait)
-        except Exception as error:  # noqa: BLE001 - answered like the error of any request
-            self._processor.registry.fail(self.request, error)
-            return True
-
-    def _try_answer(self, may_wait: bool) -> bool:
-        self._judge_again()
+    def attempt(self, *, may_wait: bool) -> bool:
+        """See JudgedRequest."""
         position, header, target = self.position, self._header, self._target
         try:
             result = take_reset(header, target) or self._get(header, target, position)
@@ -155,13 +147,6 @@ class _HeldPull(HeldRequest, Generic[Header]):
         if reply is not None:
             request.reply(reply)
         return True
-
-    def _judge_again(self) -> None:
-        """Raise RequestError if rights have changed, and the client has none any more."""
-        access = self._processor.access
-        if self._judged_version != access.version:
-            access.check(self.request)
-            self._judged_version = access.version
 
 
 class PullProcessor:

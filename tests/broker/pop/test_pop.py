@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from headrace_broker.pop import reading
+from headrace_broker.pop.targets import PopTargets, Wanted
 from headrace_broker.queue_directory import Here, Lookup, QueueDirectory
-from headrace_protocol.bodies import SubscriptionGroupConfig
+from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.forbidden import ForbiddenType
+from headrace_protocol.message import decode_records
 from headrace_protocol.pop.headers import NotificationHeader, PeekMessageHeader, PollingInfoHeader
+from headrace_protocol.serving import Request
 from tests.support.broker import broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.pop_broker import PopBroker, answers, bodies, messages_of
+from tests.support.stores import put
 from tests.support.wire import pull_header
 
 
@@ -85,6 +91,96 @@ def test_a_sql_filter_chooses_messages(broker: PopBroker) -> None:
     answer = broker.pop(exp="a >", exp_type="SQL92")
     assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert "line 1, column 4" in answer.remark
+
+
+@pytest.fixture
+def short_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt passes the messages of one read at most."""
+    monkeypatch.setattr(reading, "_SCAN_S", 1e-9)
+
+
+def store_unwanted(broker: PopBroker, count: int = 30) -> None:
+    """Messages with the tag a, which nobody is notified of yet."""
+    for queue_id in (0, 1):
+        for _ in range(count):
+            put(broker.store, broker.store.queue("T", queue_id), dispatch=False, TAGS="a")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"exp": "b"}, {"exp": "TAGS = 'b'", "exp_type": "SQL92"}], ids=["tags", "sql"]
+)
+@pytest.mark.usefixtures("short_scans")
+def test_a_pop_looks_as_far_as_there_are_messages(
+    broker: PopBroker, fields: dict[str, Any]
+) -> None:
+    """In turns with others, since each looks at some messages only."""
+    store_unwanted(broker)
+    broker.store_message("T", 0, b"wanted", TAGS="b")
+    assert bodies(broker.taken(**fields)) == [b"wanted"]
+    assert broker.taken(**fields) == []
+    ends = {queue.name.queue_id: queue.next_offset for queue in broker.pop_parts.pops}
+    assert ends == {0: 31, 1: 30}
+
+
+@pytest.mark.usefixtures("short_scans")
+async def test_a_pop_that_waits_looks_as_far_too(broker: PopBroker) -> None:
+    channel = broker.hold(exp="b")
+    store_unwanted(broker)
+    broker.store_message("T", 1, TAGS="a")
+    assert (answers(channel), broker.long_polling.held_count) == ([], 1)
+    store_unwanted(broker)
+    broker.store_message("T", 1, b"wanted", TAGS="b")
+    (answer,) = answers(channel)
+    assert bodies(messages_of(answer)) == [b"wanted"]
+    assert (broker.long_polling.held_count, polling_count(broker)) == (0, 0)
+
+
+@pytest.mark.usefixtures("short_scans")
+async def test_a_pop_in_the_middle_of_a_queue_ends_in_time(broker: PopBroker) -> None:
+    channel = broker.hold(exp="b")
+    store_unwanted(broker)
+    broker.store.write_path.publish()
+    broker.clock.ms += 10_000
+    broker.long_polling.answer_all()
+    (answer,) = answers(channel)
+    assert answer.code == ResponseCode.POLLING_TIMEOUT
+    assert broker.long_polling.held_count == 0
+
+
+@pytest.mark.usefixtures("short_scans")
+def test_a_notification_tells_of_what_a_filter_has_yet_to_look_at(broker: PopBroker) -> None:
+    store_unwanted(broker)
+    broker.store_message("T", 0, TAGS="a")
+    header = NotificationHeader(
+        consumer_group="g", topic="T", queue_id=-1, poll_time=0, exp="b", born_time=broker.clock.ms
+    )
+    has_message = []
+    for _ in range(2):
+        answer = broker.ask(RequestCode.NOTIFICATION, header)
+        has_message.append(answer.command.ext()["hasMsg"])
+        assert broker.taken(exp="b") == []
+    assert has_message == ["true", "false"]
+
+
+def test_targets_are_bounded_by_their_bytes(broker: PopBroker) -> None:
+    broker.pop()
+    targets = PopTargets(broker.config, broker.core.tables, broker.directory)
+    request = cast("Request", SimpleNamespace(channel=MemoryChannel()))
+    sizes = []
+    for number in range(1000):
+        text = f"a = '{number}'" + " " * 30_000
+        targets.find(request, Wanted("g", "T", -1, "SQL92", text))
+        sizes.append(targets.byte_count)
+    assert max(sizes) < 65 << 20
+    assert sizes[-1] < max(sizes)
+
+
+async def test_a_pop_that_waits_is_charged_for_its_filter(broker: PopBroker) -> None:
+    channels = [broker.hold(), broker.hold(exp="a = 1", exp_type="SQL92")]
+    plain, filtered = (channel.charged_bytes for channel in channels)
+    assert filtered - plain > 4096
+    broker.long_polling.answer_all()
+    assert [channel.charged_bytes for channel in channels] == [0, 0]
 
 
 # -- refusals ---------------------------------------------------------------------------------
@@ -209,6 +305,14 @@ def polling_count(broker: PopBroker) -> int:
     return int(broker.ask(RequestCode.POLLING_INFO, header).command.ext()["pollingNum"])
 
 
+async def test_a_pop_waits_no_more_where_its_topic_has_no_queue(broker: PopBroker) -> None:
+    broker.hold()
+    broker.topics.put(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1))
+    broker.store_message("T", 1)
+    waiting = [broker.store.queue("T", queue_id).waiting for queue_id in (0, 1)]
+    assert [bool(each) for each in waiting] == [True, False]
+
+
 # -- looks ------------------------------------------------------------------------------------
 
 
@@ -221,6 +325,15 @@ def test_a_peek_takes_nothing(broker: PopBroker) -> None:
         answer = broker.ask(RequestCode.PEEK_MESSAGE, header)
         assert (answer.code, answer.command.ext()["restNum"]) == (ResponseCode.SUCCESS, "1")
     assert len(broker.taken()) == 3
+
+
+def test_a_peek_has_the_size_of_a_pop(broker: PopBroker) -> None:
+    for number in range(30):
+        broker.store_message("T", number % 2, bytes(20_000))
+    header = PeekMessageHeader(consumer_group="g", topic="T", queue_id=-1, max_msg_nums=32)
+    peeked = broker.ask(RequestCode.PEEK_MESSAGE, header)
+    assert len(broker.taken()) <= 14
+    assert len(decode_records(peeked.body)) <= 14
 
 
 @pytest.mark.parametrize("count", [0, 33])
