@@ -207,3 +207,10 @@ def test_numbers_of_java() -> None:
     assert java_numbers.double("-0x1p99999") == java_numbers.double("-Infinity")
     assert java_numbers.double("1e99999") == java_numbers.double("Infinity")
     assert java_numbers.double("1_0") is None
+
+
+@pytest.mark.parametrize("digits", ["1", ".1", "1.1", "0x1", "1e1", "\u0661"])
+def test_a_number_takes_time_by_its_length(digits: str) -> None:
+    """With so many digits a search that tries each place twice would take hours."""
+    assert java_numbers.double(digits + "1" * 500_000 + "x") is None
+    assert java_numbers.integer(digits + "1" * 500_000 + "x") is None

@@ -15,7 +15,7 @@ DoubleKey = tuple[bool, float, float]
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 # Digits of other scripts, which Java reads as long as they take one of its chars.
 _ANY_INTEGER = re.compile(r"[+-]?\d+")
-_DECIMAL = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?", re.ASCII)
+_DECIMAL = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?", re.ASCII)
 _HEX = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?\d+)[fFdD]?", re.ASCII
 )
