@@ -149,6 +149,7 @@ class FilteredReader:
         _tags: frozenset[int] | None = None,
     ) -> GetResult:
         """See ``Reader``."""
+        count_max = max(count_max, 1)
         if self._judged.all_pass(queue_offset, count_max):
             return self._reader.get(queue_offset, count_max, bytes_max, None)
         result, found = self._read(queue_offset, count_max, bytes_max)

@@ -333,6 +333,16 @@ def test_a_pull_with_its_own_filter(broker: BrokerUnderTest) -> None:
     assert "line 1, column 5: a text in quotes that has no end" in remark
 
 
+@pytest.mark.parametrize("count", [0, -1, -(1 << 31)])
+def test_a_pull_of_no_message_gets_one(broker: BrokerUnderTest, count: int) -> None:
+    """As without a filter, whatever has been judged before."""
+    put(broker, 1, 9, 8)
+    for _ in range(2):
+        assert pull(broker, max_msg_nums=count, **own(SQL)) == (ResponseCode.SUCCESS, ["9"], 2)
+        assert pull(broker, 2, max_msg_nums=count, **own(SQL))[1] == ["8"]
+    assert pull(broker, max_msg_nums=count, **own("*", "TAG"))[1] == ["1"]
+
+
 async def test_a_held_pull_is_answered_by_what_passes(broker: BrokerUnderTest) -> None:
     """It moves past all else, and looks at each message once."""
     put(broker, 9)
