@@ -46,16 +46,17 @@ def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> Record
     message that comes again, because two reads met in the middle of its batch, is left out.
 
     The columns that were given to ``columns`` stay, except for the tags codes. Raises CorruptRecord
-    for a batch that is torn, or that has another number of messages than it states.
+    for a batch that is torn, or that has another number of messages than it states; CodecMissing
+    and BodyTooLarge as ``decompress``.
     """
     is_inner = columns.sys_flag & INNER_BATCH != 0
     if not is_inner.any():
         return columns
     parts: list[Buffer] = []
     counts = np.ones(len(columns), np.int64)
-    for number, is_batch in enumerate(is_inner.tolist()):
+    for number, is_whole in enumerate(is_inner.tolist()):
         record = columns.record(number)
-        if not is_batch:
+        if not is_whole:
             parts.append(record)
             continue
         try:
@@ -76,10 +77,18 @@ def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> Record
 def unwrap_record(record: Buffer) -> list[bytes]:
     """The records of a record's messages: itself, or one per message of a batch.
 
-    Raises CorruptRecord as ``unwrap``.
+    Raises CorruptRecord, CodecMissing and BodyTooLarge as ``unwrap``.
     """
     message = decode_record(record)
     return _records(message) if message.sys_flag & INNER_BATCH else [bytes(record)]
+
+
+def try_unwrap_record(record: Buffer) -> list[bytes]:
+    """As ``unwrap_record``; the record itself if it is damaged, too large, or lacks its codec."""
+    try:
+        return unwrap_record(record)
+    except ValueError:
+        return [bytes(record)]
 
 
 def is_batch(record: Buffer) -> bool:
@@ -89,12 +98,23 @@ def is_batch(record: Buffer) -> bool:
 
 
 def unwrap_messages(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
-    """Messages with those of batches in place of these. Raises CorruptRecord as ``unwrap``."""
+    """Messages with those of batches in place of these.
+
+    Raises CorruptRecord, CodecMissing and BodyTooLarge as ``unwrap``.
+    """
     found: list[StoredMessage] = []
     for message in messages:
-        is_batch = message.sys_flag & INNER_BATCH
-        found += map(decode_record, _records(message)) if is_batch else [message]
+        is_inner = message.sys_flag & INNER_BATCH
+        found += map(decode_record, _records(message)) if is_inner else [message]
     return found
+
+
+def raw_properties_of(batch: StoredMessage) -> list[bytes]:
+    """The properties of each message of a batch.
+
+    Raises CorruptRecord, CodecMissing and BodyTooLarge as ``unwrap``.
+    """
+    return _items(batch).texts()
 
 
 def properties_in(record: Buffer) -> tuple[Array, Array]:
@@ -115,12 +135,17 @@ def properties_in(record: Buffer) -> tuple[Array, Array]:
     return items.properties_starts[has_some] + body_at, items.properties_bytes[has_some]
 
 
-def _records(batch: StoredMessage) -> list[bytes]:
-    """The record of each message."""
+def _items(batch: StoredMessage) -> BatchItems:
     items = BatchItems(batch.body, _ITEMS_MAX)
     stated = property_number(batch.raw_properties, _NUM, 0)
     if stated != items.count:
         raise CorruptRecord(0, f"a batch states {stated} messages and has {items.count}")
+    return items
+
+
+def _records(batch: StoredMessage) -> list[bytes]:
+    """The record of each message."""
+    items = _items(batch)
     _, field = topic_field(batch.topic)
     bodies = items.bodies()
     heads = _heads(batch, items, bodies, len(field))

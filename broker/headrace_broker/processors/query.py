@@ -25,7 +25,7 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.inner_batch import unwrap_record
+from headrace_protocol.inner_batch import try_unwrap_record
 from headrace_protocol.message import REAL_TOPIC, decode_record
 from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
@@ -95,20 +95,26 @@ class QueryProcessor:
         wanted = _wanted(header, 0)
         if header.unique_key_query:
             wanted = wanted._replace(count_max=_UNIQUE_KEY_COUNT_MAX)
-        query = self._store.query_index(wanted)
-        while await ready(query.step):
-            pass
+        query = await self._run(wanted)
         read = self._store.commit_log.record_at
-        records = [await ready(functools.partial(read, offset)) for offset in query.found]
-        found = [each for record in records if record for each in wanted.matching(record)]
+        found: list[Buffer] = []
+        for offset in query.found:
+            if record := await ready(functools.partial(read, offset)):
+                found += wanted.matching(record)
         for source in self._sources():
             if len(found) >= header.max_num or (header.unique_key_query and found):
                 break
             more = await source.find(_wanted(header, len(found)))
             found += _missing(more, found, header)
         if not found:
-            raise _not_found(header, query)
+            raise _not_found(header, is_cut=query.is_cut)
         return Reply(self._index_end(), tuple(found))
+
+    async def _run(self, wanted: WantedMessages) -> KeyQuery:
+        query = self._store.query_index(wanted)
+        while await ready(query.step):
+            pass
+        return query
 
     async def _query_waiting(self, header: QueryMessageHeader) -> Reply:
         """The newest messages to a topic that wait in topics of the broker's, each once."""
@@ -116,14 +122,12 @@ class QueryProcessor:
         for consumer in self._inner_consumers():
             waits = functools.partial(_waits_for, header.topic, consumer.due_ms, found)
             wanted = _wanted(header, 0)._replace(topic=consumer.topic, accepts=waits)
-            query = self._store.query_index(wanted)
-            while await ready(query.step):
-                pass
+            query = await self._run(wanted)
             if query.is_cut:
-                raise _not_found(header, query)
+                raise _not_found(header, is_cut=True)
             await self._add_waiting(query.found, consumer, found)
         if not found:
-            raise _not_found(header, query)
+            raise _not_found(header, is_cut=False)
         newest = sorted(found.values(), reverse=True)[: header.max_num]
         times = ",".join(str(each.due_ms) for each in newest)
         answer = msgspec.structs.replace(self._index_end(), waits_until=times)
@@ -167,7 +171,7 @@ class QueryProcessor:
                 "whose record has expired is found by its key, or by its queue and queue offset",
             )
         check_readable(request, record)
-        return Reply(body=tuple(unwrap_record(record)))
+        return Reply(body=tuple(try_unwrap_record(record)))
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
         """True for the id of a message that has been copied out of the log."""
@@ -269,9 +273,9 @@ def _stored_ms(record: Buffer) -> int:
     return decode_record(record).store_timestamp
 
 
-def _not_found(header: QueryMessageHeader, query: KeyQuery) -> RequestError:
+def _not_found(header: QueryMessageHeader, *, is_cut: bool) -> RequestError:
     missing = f"can not find message of topic {header.topic} with key {header.key}"
-    if query.is_cut:
+    if is_cut:
         # There may be some, so this is another answer than "none".
         return RequestError(
             ResponseCode.SYSTEM_ERROR,

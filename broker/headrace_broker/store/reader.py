@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
+from itertools import compress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.inner_batch import is_batch, unwrap_messages
+from headrace_protocol.inner_batch import is_batch, raw_properties_of, try_unwrap_record
 from headrace_protocol.java_hash import index_key_hash
-from headrace_protocol.message import INNER_BATCH, TAGS, UNIQ_KEY, decode_record
+from headrace_protocol.message import (
+    INNER_BATCH,
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    decode_properties,
+    decode_record,
+    property_text,
+    split_keys,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from headrace_broker.store.index.index_file import IndexFiles
     from headrace_broker.store.log.commit_log import CommitLog
@@ -56,7 +66,7 @@ class WantedMessages(NamedTuple):
         """True if a record has topic and key, or a message of its batch has, and is not too new."""
         if message.store_timestamp > self.end_ms or message.topic != self.topic:
             return False
-        has_key = self._has_key(message) or any(map(self._has_key, _inner_messages(message)))
+        has_key = self._has_key(message.properties) or any(self._inner_have_key(message))
         return has_key and self.accepts(message)
 
     def matching(self, record: Buffer) -> list[Buffer]:
@@ -66,26 +76,31 @@ class WantedMessages(NamedTuple):
         """
         if not is_batch(record):
             return [record]
-        message = decode_record(record)
-        inner = _inner_messages(message)
-        if not inner:
-            return [record]
-        is_whole = self._has_key(message)
-        return [each.encode() for each in inner if is_whole or self._has_key(each)]
+        records = try_unwrap_record(record)
+        batch = decode_record(record)
+        is_whole = self._has_key(batch.properties)
+        return [*(records if is_whole else compress(records, self._inner_have_key(batch)))]
 
-    def _has_key(self, message: StoredMessage) -> bool:
+    def _has_key(self, properties: Mapping[str, str]) -> bool:
         if self.index_type == "T":
-            return message.properties.get(TAGS) == self.key
-        is_uniq_key = self.index_type != "K" and message.properties.get(UNIQ_KEY) == self.key
-        return is_uniq_key or (self.index_type != "U" and self.key in message.keys)
+            return properties.get(TAGS) == self.key
+        is_uniq_key = self.index_type != "K" and properties.get(UNIQ_KEY) == self.key
+        has_key = self.index_type != "U" and self.key in split_keys(properties.get(KEYS, ""))
+        return is_uniq_key or has_key
 
+    def _inner_have_key(self, message: StoredMessage) -> Iterator[bool]:
+        """Whether each message of a batch has the key; nothing if it can't be unwrapped.
 
-def _inner_messages(message: StoredMessage) -> list[StoredMessage]:
-    """The messages of a batch that is one record; empty for any other, or if it is damaged."""
-    try:
-        return unwrap_messages([message]) if message.sys_flag & INNER_BATCH else []
-    except CorruptRecord:
-        return []
+        A batch may have thousands of them: only properties with the key in them are decoded.
+        """
+        if not message.sys_flag & INNER_BATCH:
+            return
+        try:
+            each_raw = raw_properties_of(message)
+        except ValueError:  # damaged, too large, or its codec is missing
+            return
+        for raw in each_raw:
+            yield self.key in property_text(raw) and self._has_key(decode_properties(raw))
 
 
 class Reader:

@@ -73,10 +73,10 @@ def dump_compacted(
 
 
 def _messages(record: StoredMessage) -> list[StoredMessage]:
-    """The messages of a record; a batch that is no whole one stays a record."""
+    """The messages of a record; a batch that can't be unwrapped stays a record."""
     try:
         return unwrap_messages([record])
-    except CorruptRecord:
+    except ValueError:  # damaged, too large, or its codec is missing
         return [record]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace_broker.store import reader
 from headrace_broker.store.settings import StoreSettings
 from headrace_protocol.admin_headers import (
     CreateTopicHeader,
@@ -17,7 +21,7 @@ from headrace_protocol.admin_headers import (
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.columns import RecordColumns
-from headrace_protocol.compression import COMPRESSED
+from headrace_protocol.compression import COMPRESSED, codec
 from headrace_protocol.headers import (
     BulkPullResponseHeader,
     ConsumerSendMsgBackHeader,
@@ -32,13 +36,16 @@ from headrace_protocol.inner_batch import unwrap
 from headrace_protocol.message import (
     INNER_BATCH,
     NEED_UNWRAP,
+    Buffer,
     StoredMessage,
+    decode_properties,
     decode_records,
     encode_batch,
     encode_properties,
 )
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 from tests.support.broker import Answer, BrokerUnderTest, broker_config
+from tests.support.channel import MemoryChannel
 from tests.support.golden import CONFIG, STORES, copy_golden_store, golden_settings
 from tests.support.wire import bulk_pull_header, pull_header, send_header
 
@@ -269,6 +276,81 @@ def test_one_message_of_a_batch_is_sent_back(broker: BrokerUnderTest) -> None:
     header.origin_msg_id = "none"
     answer = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_keys_in_other_places_of_a_batch_are_no_keys(broker: BrokerUnderTest) -> None:
+    """The id of another property, a part of a key, a body; a whole batch costs few decodings."""
+    properties = {"KEYS": "k-other k-", "x": "k-wanted", "UNIQ_KEY": "k-wante"}
+    items = [(0, b"KEYS\x01k-wanted\x02", encode_properties(properties))]
+    items += [(0, b"", encode_properties({"KEYS": f"{number} k-wanted"})) for number in (1, 2)]
+    header = send_header(topic="T", batch=True, properties="UNIQ_KEY\x01B\x02WAIT\x01true\x02")
+    sent(broker.ask(RequestCode.SEND_MESSAGE_V2, header, encode_batch(items)))
+    assert [found.queue_offset for found in query(broker, "k-wanted")] == [1, 2]
+    assert [found.queue_offset for found in query(broker, "k-")] == [0]
+
+
+def test_a_query_decodes_no_message_of_a_batch_that_has_another_key(
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of one hash; between candidates, and between those found, others have their turn."""
+    decoded: list[Buffer] = []
+
+    def counting(raw: Buffer) -> dict[str, str]:
+        decoded.append(raw)
+        return decode_properties(raw)
+
+    monkeypatch.setattr(reader, "decode_properties", counting)
+    for number in range(20):
+        send(broker, *[f"Aa{number}", *"abcdef"])
+    send(broker, "BB0", "a")
+    (found,) = query(broker, "k-BB0")
+    assert found.body == b"BB0"
+    assert len(decoded) == 2
+    works: list[Iterator[None]] = []
+    broker.registry.run_long = works.append
+    broker.registry.slice_s = 0.0
+    header = QueryMessageHeader(
+        topic="T", key="k-a", max_num=64, begin_timestamp=0, end_timestamp=1 << 62
+    )
+    broker.send(RequestCode.QUERY_MESSAGE, header, b"", MemoryChannel())
+    counts = [len(decoded) for _ in works[0]]
+    assert max(after - before for before, after in itertools.pairwise(counts)) == 1
+
+
+@pytest.fixture
+def place_without_codec(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Place of a batch that is compressed with LZ4, where lz4 is not installed."""
+    store, queue = broker.store, broker.store.queue("T", 0)
+    properties = encode_properties({"INNER_NUM": "2", "INNER_BASE": "0", "KEYS": "kBB"})
+    body, flags = codec("lz4").compress(batch_of("a" * 100, "b" * 100))
+    store.write_path.begin()
+    message = (queue, body, properties, 0, 0, flags, 1, 0)
+    place = store.write_path.append(message, bytes(8), inner_count=2)
+    store.write_path.publish()
+    for name in ("lz4", "lz4.frame"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return place
+
+
+def test_a_batch_without_its_codec_is_answered_whole(
+    broker: BrokerUnderTest, place_without_codec: int
+) -> None:
+    """It is for the reader to unwrap it."""
+    (found,) = query(broker, "kBB")
+    assert (found.physical_offset, found.sys_flag & INNER) == (place_without_codec, INNER)
+    header = ViewMessageHeader(offset=place_without_codec)
+    answer = broker.ask(RequestCode.VIEW_MESSAGE_BY_ID, header)
+    assert answer.body == found.encode()
+
+
+def test_a_batch_without_its_codec_hides_no_other_message(
+    broker: BrokerUnderTest, place_without_codec: int
+) -> None:
+    """Also if their keys have one hash."""
+    send(broker, "l", properties="KEYS\x01kAa\x02")
+    (found,) = query(broker, "kAa")
+    assert found.body == b"l"
+    assert found.physical_offset > place_without_codec
 
 
 # --- the topic --------------------------------------------------------------------------------
