@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FILTER_NAME: Final = "consumerFilter.json"
 DEAD_LIFE_MS: Final = 24 * 3600 * 1000
+# Time between two looks at all filters for dead ones.
+PRUNE_INTERVAL_MS: Final = 60_000
 # Memory of a filter without its text.
 _FILTER_BYTES: Final = 4096
 _FIELDS: Final = frozenset(ConsumerFilterData.__struct_encode_fields__)
@@ -63,7 +65,7 @@ class FilterTable:
         self._budget = budget
         loaded = load_table(file, _parse) or {}
         # Members introduce themselves again; until then all filters are dead, as in the peer.
-        now_ms_ = now_ms()
+        now_ms_ = self._pruned_ms = now_ms()
         self._groups: dict[str, dict[str, _Entry]] = {}
         for (group, topic), entry in loaded.items():
             dead_time = entry.data.dead_time or now_ms_
@@ -132,7 +134,10 @@ class FilterTable:
             self.saved.changed()
 
     def _prune(self, now_ms: int) -> None:
-        """Remove what has been dead for a day."""
+        """Remove what has been dead for a day, at most once a minute."""
+        if 0 <= now_ms - self._pruned_ms < PRUNE_INTERVAL_MS:
+            return
+        self._pruned_ms = now_ms
         for group, entries in list(self._groups.items()):
             for topic, entry in list(entries.items()):
                 if entry.data.dead and now_ms - entry.data.dead_time >= DEAD_LIFE_MS:
@@ -158,12 +163,11 @@ class FilterTable:
 
         Raises RequestError.
         """
-        topic = subscription.topic
-        if is_by_tag(subscription.expression_type):
-            found = filter_of(subscription.sub_string, subscription.expression_type, self._policy)
-            return self._with_retries(group, topic, found)
+        topic, kind = subscription.topic, subscription.expression_type
         # The reason for a missing registration comes first.
-        wanted = filter_of(subscription.sub_string, subscription.expression_type, self._policy)
+        wanted = filter_of(subscription.sub_string, kind, self._policy)
+        if is_by_tag(kind):
+            return self._with_retries(group, topic, wanted)
         known = self._groups.get(group, {}).get(topic)
         if known is None or known.data.dead:
             raise RequestError(

@@ -11,7 +11,7 @@ import pytest
 import trio.testing
 
 from headrace_broker.consumer.bloom_positions import bit_positions
-from headrace_broker.consumer.filter_table import DEAD_LIFE_MS
+from headrace_broker.consumer.filter_table import DEAD_LIFE_MS, PRUNE_INTERVAL_MS
 from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.filters import Filter, filter_bytes
 from headrace_broker.store.files.residency import OLD_DATA
@@ -247,6 +247,16 @@ def test_a_filter_dies_with_its_group_and_is_removed_a_day_later(broker: BrokerU
         saved(broker)
     broker.consumers.channel_closed(other)
     assert broker.budget.kept_bytes(broker_host(other)) < 100_000
+
+
+def test_dead_filters_are_looked_for_once_a_minute(broker: BrokerUnderTest) -> None:
+    """Not at each heartbeat, which would walk all groups."""
+    channel, _ = join(broker)
+    broker.consumers.channel_closed(channel)
+    for passed_ms, is_there in ((DEAD_LIFE_MS - 1, True), (1, True), (PRUNE_INTERVAL_MS, False)):
+        broker.clock.ms += passed_ms
+        join(broker, f"a > {broker.clock.ms}", topic="other", version=broker.clock.ms)
+        assert ("T" in broker.core.filters._groups["g"]) is is_there
 
 
 def broker_host(channel: MemoryChannel) -> Any:
