@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from headrace_broker.consumer.filters import TAG, is_by_tag
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 
@@ -117,17 +118,17 @@ def subscribed(data: ConsumerData) -> Subscribed:
     """A member's subscriptions in a form that can be compared."""
     return tuple(
         sorted(
-            (each.topic, each.expression_type, _terms(each.expression_type, each.sub_string))
+            (each.topic, *_kind_and_terms(each.expression_type, each.sub_string))
             for each in data.subscription_data_set
         )
     )
 
 
-def _terms(expression_type: str, expression: str) -> tuple[str, ...]:
-    if expression_type != "TAG":
-        return (expression,)
+def _kind_and_terms(expression_type: str, expression: str) -> tuple[str, tuple[str, ...]]:
+    if not is_by_tag(expression_type):
+        return expression_type, (expression,)
     tags = {tag.strip() for tag in expression.split("||")} - {""}
-    return (_ALL,) if not tags or _ALL in tags else tuple(sorted(tags))
+    return TAG, (_ALL,) if not tags or _ALL in tags else tuple(sorted(tags))
 
 
 def _difference(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from headrace_broker.consumer.conflicts import subscribed
 from headrace_protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -118,3 +119,19 @@ def test_a_group_that_must_not_broadcast(broker: BrokerUnderTest) -> None:
     assert answer.command.ext()["forbiddenType"] == "4"
     broker.groups.put(SubscriptionGroupConfig(group_name="g"))
     assert pull(broker).code == ResponseCode.SUCCESS
+
+
+def test_a_subscription_without_a_type_is_by_tag() -> None:
+    """As clients of old versions send it."""
+    of = [
+        subscribed(
+            ConsumerData(
+                group_name="g",
+                subscription_data_set=[
+                    SubscriptionData(topic="t", sub_string=text, expression_type=kind)
+                ],
+            )
+        )
+        for kind, text in (("", "a||b"), ("TAG", "b || a"), ("SQL92", "b || a"))
+    ]
+    assert of[0] == of[1] != of[2]
