@@ -19,6 +19,7 @@ from headrace_broker.settings.pop import PopFields
 from headrace_broker.settings.setting import Effect, extra_of, text_of
 from headrace_broker.settings.setting import setting as _setting
 from headrace_broker.settings.setting_problems import problem_of
+from headrace_broker.store.settings import BATCH_UNIT_BYTES, UNIT_BYTES
 from headrace_broker.tiered.config import TierConfig
 from headrace_daemon.access.exposure import check_exposure
 from headrace_daemon.access.settings import AccessOptions
@@ -33,8 +34,6 @@ from headrace_protocol.system_topics import TRACE_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_UNIT_BYTES = 20
-_BATCH_UNIT_BYTES = 46
 _HOUR_MS = 3_600_000
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
@@ -223,19 +222,19 @@ class BrokerConfig(AccessFields, AuditFields, PopFields, TierConfig):
         le=_INT_MAX,
     )
     mapped_file_size_consume_queue: int = _setting(
-        300_000 * _UNIT_BYTES,
+        300_000 * UNIT_BYTES,
         "Size of a queue file, rounded up to a multiple of 20; fixed at the first start of the"
         " store.",
         unit="bytes",
-        ge=_UNIT_BYTES,
+        ge=UNIT_BYTES,
         le=_INT_MAX,
     )
     mapper_file_size_batch_consume_queue: int = _setting(
-        300_000 * _BATCH_UNIT_BYTES,
+        300_000 * BATCH_UNIT_BYTES,
         "Size of a queue file of a topic with queue.type=BatchCQ, rounded up to a multiple of 46;"
         " fixed at the first start of the store.",
         unit="bytes",
-        ge=_BATCH_UNIT_BYTES,
+        ge=BATCH_UNIT_BYTES,
         le=_INT_MAX,
     )
     max_hash_slot_num: int = _setting(

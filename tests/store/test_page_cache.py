@@ -17,7 +17,7 @@ from headrace_broker.store.files.filesystem import Files, Paged
 from headrace_broker.store.files.page_cache import CHUNK_BYTES, PageCache
 from headrace_broker.store.files.residency import is_resident
 from headrace_broker.store.message_store import MessageStore
-from headrace_broker.store.settings import Retention
+from headrace_broker.store.settings import BATCH_UNIT_BYTES, Retention
 from headrace_broker.store.store_source import GetStatus, StoreSource
 from headrace_protocol.errors import NotReady
 from tests.support.stores import SetClock, crash, open_store, put, query_index, read_all, ready
@@ -59,6 +59,7 @@ def open_small(root: Path, files: ColdFiles) -> MessageStore:
         files,
         commit_log_file_bytes=4 * CHUNK_BYTES,
         consume_queue_file_bytes=20 * 300,
+        batch_queue_file_bytes=BATCH_UNIT_BYTES * 300,
         ring_rows=4096,
     )
     store.commit_log.hot_bytes, store.commit_log.hot_units = 200_000, 200
@@ -175,6 +176,49 @@ def test_what_is_cold_is_read_after_it_was_fetched(
         assert files.asked[-1][0] == folder
         cold.value.fetch()
     assert read(store, 10) is GetStatus.FOUND
+
+
+LOOKS: dict[str, Callable[[StoreSource], object]] = {
+    "get": lambda source: source.get(10, 32, 1 << 20, None),
+    "get_bulk": lambda source: source.get_bulk(10, 32, 1 << 20, None),
+    "unit": lambda source: source.unit(10),
+    "record_bytes": lambda source: source.record_bytes(10),
+    "store_time_at": lambda source: source.store_time_at(10),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_search_for_a_batch_waits_for_each_unit(
+    tmp_path: Path, files: ColdFiles, name: str
+) -> None:
+    """The number of a unit is not its queue offset, so units of several files are looked at."""
+    store = open_small(tmp_path, files)
+    store.is_batch_topic = "t".__eq__
+    for _ in range(2000):
+        put(store, store.queue("t", 0), BODY)
+    know_min(store)
+    waits: list[str] = []
+    while True:
+        try:
+            LOOKS[name](store.source(store.queue("t", 0)))
+            break
+        except NotReady as cold:
+            waits.append(files.asked[-1][0])
+            cold.fetch()
+    assert waits.count("0") >= 3
+
+
+def test_a_look_for_the_first_batch_waits(tmp_path: Path, files: ColdFiles) -> None:
+    store = open_small(tmp_path, files)
+    store.is_batch_topic = "t".__eq__
+    for _ in range(400):
+        put(store, store.queue("t", 0), BODY)
+    know_min(store)
+    source = store.source(store.queue("t", 0))
+    with pytest.raises(NotReady):
+        source.has_unit(10)
+    assert ready(lambda: source.has_unit(10))
+    assert not ready(lambda: source.has_unit(400))
 
 
 def test_a_chunk_is_looked_at_once_for_many_reads(store: MessageStore, files: ColdFiles) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace_broker.config import split_list
-from headrace_broker.store.settings import Retention, StoreSettings
+from headrace_broker.store.settings import BATCH_UNIT_BYTES, UNIT_BYTES, Retention, StoreSettings
 
 if TYPE_CHECKING:
     from headrace_broker.config import BrokerConfig
 
 _PAGE_BYTES = 4096
-_UNIT_BYTES = 20
-_BATCH_UNIT_BYTES = 46
 _HOUR_MS = 3_600_000
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": _HOUR_MS, "d": 24 * _HOUR_MS}
 
@@ -22,13 +20,13 @@ def store_settings(config: BrokerConfig, store_host: bytes) -> StoreSettings:
 
     store_host: address and port that records carry; see ``message_ids.encode_host``.
     """
-    units = -(-config.mapped_file_size_consume_queue // _UNIT_BYTES)
-    batch_units = -(-config.mapper_file_size_batch_consume_queue // _BATCH_UNIT_BYTES)
+    units = -(-config.mapped_file_size_consume_queue // UNIT_BYTES)
+    batch_units = -(-config.mapper_file_size_batch_consume_queue // BATCH_UNIT_BYTES)
     return StoreSettings(
         root=config.store_path_root_dir,
         commit_log_file_bytes=config.mapped_file_size_commit_log,
-        consume_queue_file_bytes=units * _UNIT_BYTES,
-        batch_queue_file_bytes=batch_units * _BATCH_UNIT_BYTES,
+        consume_queue_file_bytes=units * UNIT_BYTES,
+        batch_queue_file_bytes=batch_units * BATCH_UNIT_BYTES,
         index_slot_count=config.max_hash_slot_num,
         index_entry_count=config.max_index_num,
         store_host=store_host,

@@ -100,7 +100,7 @@ class BatchSource(StoreSource):
         min_offset, max_offset = queue.min_offset(log_min_offset, self._units), queue.max_offset
         if not min_offset <= queue_offset < max_offset:
             return _Chosen(np.empty(0), outside(queue_offset, min_offset, max_offset))
-        view = self._units(queue, queue.number_of(queue_offset), scan_count)
+        view = self._units(queue, queue.number_of(queue_offset, self._units), scan_count)
         units = np.frombuffer(view, queue.unit_dtype)
         units = units[: int(np.searchsorted(np.cumsum(units["count"]), count_max)) + 1]
         where, _, seen = choose(

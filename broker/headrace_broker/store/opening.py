@@ -14,8 +14,7 @@ from headrace_broker.store.index.index_file import HEADER_BYTES
 from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.log.log_rows import LogRows
 from headrace_broker.store.old_positions import replace_old_positions
-from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
-from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.batch_queue import QUEUE_KINDS
 from headrace_broker.store.queues.queue_table import queue_folders
 from headrace_broker.store.recovery import (
     LoadStage,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from headrace_broker.store.recovery import OnProgress, RecoveryPlan
     from headrace_broker.store.store_queue import StoreQueue
 
-_KINDS = ConsumeQueue, BatchConsumeQueue
 # How often a long recovery brings its results to disk, so that an interrupted one can resume.
 SAVE_PROGRESS_MS = 60_000
 
@@ -113,7 +111,7 @@ class Opening:
         store = self._store
         folders = [
             (kind, topic, name)
-            for kind in _KINDS
+            for kind in QUEUE_KINDS
             for topic, name in queue_folders(store.root / kind.folder)
         ]
         for number, (kind, topic, name) in enumerate(folders, 1):
@@ -239,7 +237,7 @@ class Opening:
             store.root / FOLDER,
             store.commit_log.files.directory,
             store.index_files.directory,
-            *(store.root / kind.folder for kind in _KINDS),
+            *(store.root / kind.folder for kind in QUEUE_KINDS),
             *queue_folders,
             *(folder.parent for folder in queue_folders),
         ):

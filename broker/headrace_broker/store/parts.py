@@ -15,8 +15,7 @@ from headrace_broker.store.log.commit_log import CommitLog
 from headrace_broker.store.log.record_checksum import SLOT_BYTES
 from headrace_broker.store.log.ring import Ring
 from headrace_broker.store.log.takers import taken_offset
-from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
-from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.batch_queue import QUEUE_KINDS, queue_at
 from headrace_broker.store.queues.deletions import Deletions
 from headrace_broker.store.queues.dispatch import Dispatcher
 from headrace_broker.store.queues.queue_table import QueueTable
@@ -153,9 +152,8 @@ class StoreParts:
         """Add a queue that does not exist. Raises as ``queue``."""
         if topic in {"", ".", ".."} or "/" in topic or "\0" in topic or queue_id < 0:
             raise ValueError(f"{topic!r}/{queue_id} cannot be the name of a queue")
-        kind = BatchConsumeQueue if is_batch else ConsumeQueue
-        directory = self.root / kind.folder / topic / str(queue_id)
-        consume_queue = kind(directory, self.settings.queue_file_bytes(is_batch=is_batch), self.fs)
+        folder = self.root / QUEUE_KINDS[is_batch].folder / topic / str(queue_id)
+        consume_queue = queue_at(folder, self.settings, self.fs)
         checksum_bytes = SLOT_BYTES if self.settings.appends_checksums else 0
         key = self.table.free_key()
         queue = StoreQueue(topic, queue_id, key, consume_queue, checksum_bytes)

@@ -10,6 +10,9 @@ from headrace_protocol.message_ids import encode_host
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Of the units in queue files: the numpy types and structs of these have their layouts.
+UNIT_BYTES = 20
+BATCH_UNIT_BYTES = 46
 _SECOND_MS = 1000
 _MINUTE_MS = 60 * _SECOND_MS
 _HOUR_MS = 60 * _MINUTE_MS
@@ -48,8 +51,8 @@ class StoreSettings:
 
     root: Path
     commit_log_file_bytes: int = 1 << 30
-    consume_queue_file_bytes: int = 300_000 * 20
-    batch_queue_file_bytes: int = 300_000 * 46
+    consume_queue_file_bytes: int = 300_000 * UNIT_BYTES
+    batch_queue_file_bytes: int = 300_000 * BATCH_UNIT_BYTES
     index_slot_count: int = 5_000_000
     index_entry_count: int = 20_000_000
 
@@ -74,14 +77,12 @@ class StoreSettings:
     def __post_init__(self) -> None:
         if self.ring_rows & (self.ring_rows - 1):
             raise ValueError(f"ring_rows {self.ring_rows} is not a power of two")
-        if self.consume_queue_file_bytes % 20:
-            raise ValueError(
-                f"consume_queue_file_bytes {self.consume_queue_file_bytes} is not a multiple of 20"
-            )
-        if self.batch_queue_file_bytes % 46:
-            raise ValueError(
-                f"batch_queue_file_bytes {self.batch_queue_file_bytes} is not a multiple of 46"
-            )
+        for name, unit_bytes in (
+            ("consume_queue_file_bytes", UNIT_BYTES),
+            ("batch_queue_file_bytes", BATCH_UNIT_BYTES),
+        ):
+            if (file_bytes := getattr(self, name)) % unit_bytes:
+                raise ValueError(f"{name} {file_bytes} is not a multiple of {unit_bytes}")
 
     def queue_file_bytes(self, *, is_batch: bool) -> int:
         """Size of the files of a queue."""

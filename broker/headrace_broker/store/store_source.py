@@ -194,7 +194,7 @@ class StoreSource:
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of a unit that exists. Raises NotReady."""
-        number = self._queue.number_of(queue_offset)
+        number = self._queue.number_of(queue_offset, self._units)
         physical_offset, size, tags_code = UNIT.unpack_from(self._units(self._queue, number, 1))
         return physical_offset, size, tags_code
 
@@ -209,7 +209,8 @@ class StoreSource:
         queue offset on. Raises NotReady.
         """
         queue = self._queue
-        number, end = queue.number_of(max(self.min_offset(), first)), queue.end_number
+        number = queue.number_of(max(self.min_offset(), first), self._units)
+        end = queue.end_number
         count = end - number
         step = count // SAMPLES if count > SAMPLES * SAMPLE_UNITS else 1
         sampled = sampled_bytes = 0
@@ -222,8 +223,10 @@ class StoreSource:
         return sampled_bytes * count // sampled if sampled else 0
 
     def has_unit(self, queue_offset: int) -> bool:
-        """True if the queue has this unit, even if the record is gone."""
-        return self._queue.first_offset <= queue_offset < self._queue.max_offset
+        """True if the queue has this unit, even if the record is gone. Raises NotReady."""
+        queue = self._queue
+        first_offset = queue.offset_of(queue.first_number, self._units)
+        return first_offset <= queue_offset < queue.max_offset
 
     # --- by time ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, BATCH_UNIT_DTYPE, make_units
-from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite
+from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite, runs, span
 from headrace_broker.store_tools.records import batch_units
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class BatchQueueCheck:
         first_right = int(right[0]) if len(right) else len(units)
         is_bad = ~self._is_matched
         is_bad[:first_right] &= ~_expired(units[:first_right], log_min)
-        for start, end in _runs(is_bad):
+        for start, end in runs(is_bad):
             low = int(units["physical_offset"][start - 1]) if start else -1
             high = int(units["physical_offset"][end]) if end < len(units) else log_end
             is_here = (wanted["physical_offset"] > low) & (wanted["physical_offset"] < high)
@@ -96,12 +96,12 @@ class BatchQueueCheck:
             what = f"without a record, at the queue's end (the log ends at {log_end})"
             for path, position, low, high in self._pieces(start, end):
                 fix = ClearFrom(path, position, position + (high - low) * BATCH_UNIT_BYTES)
-                yield Finding(path, f"{_span(low, high)}: {what}", position, fix)
+                yield Finding(path, f"{span('unit', low, high)}: {what}", position, fix)
         elif len(wanted) == end - start or (is_tail and len(wanted) > end - start):
             yield from self._write(start, wanted, "unit", "not those of the records in the log")
         else:
             path, position, low, high = next(self._pieces(start, end))
-            problem = f"{_span(low, high)}: in place of {len(wanted)} records of the log"
+            problem = f"{span('unit', low, high)}: in place of {len(wanted)} records of the log"
             yield Finding(path, problem, position)
 
     def _write(self, start: int, wanted: Array, what: str, problem: str) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ class BatchQueueCheck:
             # numpy joins tables in native byte order.
             data = wanted[low - start : high - start].astype(BATCH_UNIT_DTYPE).tobytes()
             fix = Overwrite(path, position, data, self.queue.files.file_bytes)
-            yield Finding(path, f"{_span(low, high, what)}: {problem}", position, fix)
+            yield Finding(path, f"{span(what, low, high)}: {problem}", position, fix)
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[Path, int, int, int]]:
         """A range of units by files: path, position in it, first and end."""
@@ -136,13 +136,3 @@ def _expired(units: Array, log_min: int) -> Array:
     physical_offset = units["physical_offset"]
     is_expired: Array = (physical_offset >= 0) & (physical_offset < log_min)
     return is_expired & (units["size"] > 0)
-
-
-def _runs(marked: Array) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of true values."""
-    edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _span(start: int, end: int, what: str = "unit") -> str:
-    return f"{what} {start}" if end == start + 1 else f"{what}s {start} to {end - 1}"

@@ -18,8 +18,7 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.integrity.lock import StoreLock
 from headrace_broker.store.log.log_blocks import LogBlock
 from headrace_broker.store.log.record_checksum import has_checksum, put_checksums
-from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
-from headrace_broker.store.queues.consume_queue import ConsumeQueue
+from headrace_broker.store.queues.batch_queue import QUEUE_KINDS, BatchConsumeQueue, queue_at
 from headrace_broker.store_tools.compaction_copy import check_swaps, copy_compaction
 from headrace_broker.store_tools.directory import StoreDirectory
 from headrace_broker.store_tools.dump import has_topic
@@ -46,6 +45,7 @@ from headrace_protocol.system_topics import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store.settings import StoreSettings
     from headrace_broker.store_tools.directory import Advance
     from headrace_broker.store_tools.records import Records
@@ -211,10 +211,9 @@ class _Writer:
     def _queue(self, queue_number: int) -> ConsumeQueue:
         if queue_number not in self._queues:
             topic, queue_id = self._queue_numbers.name(queue_number)
-            kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue
+            kind = QUEUE_KINDS[topic in self._batch_topics]
             folder = self._root / kind.folder / topic / str(queue_id)
-            file_bytes = self._settings.queue_file_bytes(is_batch=kind.is_batch)
-            self._queues[queue_number] = kind(folder, file_bytes, self._fs)
+            self._queues[queue_number] = queue_at(folder, self._settings, self._fs)
         return self._queues[queue_number]
 
     def finish(self) -> None:

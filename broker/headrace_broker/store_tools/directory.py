@@ -13,7 +13,7 @@ from headrace_broker.store.errors import StoreError, StoreFormatError
 from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.index.index_file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
 from headrace_broker.store.integrity.lock import StoreLock
-from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
+from headrace_broker.store.queues.batch_queue import QUEUE_KINDS, BatchConsumeQueue
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
 from headrace_broker.store.settings import StoreSettings
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Progress: called with the number of bytes processed since the last call.
 Advance = Callable[[int], None]
 
-QUEUE_KINDS: Final = ConsumeQueue, BatchConsumeQueue
 _BLOCK_BYTES: Final = 512  # what st_blocks counts
 _NAMES: Final = frozenset(("commitlog", "consumequeue", "config", "checkpoint", "index"))
 

@@ -6,11 +6,16 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from headrace_broker.store.files.config_file import ConfigFile
 from headrace_broker.store.files.filesystem import make_private
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from headrace_protocol.columns import Array
 
 
 class Fix(Protocol):
@@ -129,3 +134,14 @@ class RestoreBackup:
         """See ``Fix``."""
         MoveAside(self.path).apply(saved)
         ConfigFile(self.path).save(self.data)
+
+
+def runs(marked: Array) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of true values."""
+    edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def span(what: str, start: int, end: int) -> str:
+    """The things from ``start`` to before ``end`` in a finding: unit 3, units 3 to 5."""
+    return f"{what} {start}" if end == start + 1 else f"{what}s {start} to {end - 1}"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.queues.batch_queue import QUEUE_KINDS, queue_at
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store_tools.batch_queue_check import BatchQueueCheck
-from headrace_broker.store_tools.directory import QUEUE_KINDS, data_ranges
-from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite
+from headrace_broker.store_tools.directory import data_ranges
+from headrace_broker.store_tools.findings import ClearFrom, Finding, Overwrite, runs, span
 from headrace_protocol.columns import UNIT_DTYPE
 from headrace_protocol.message import INNER_BATCH, RECORD_BYTES_MIN, TRANSACTION_PREPARED
 
@@ -111,7 +112,7 @@ class QueueCheck:
     def _finding(self, start: int, end: int, units: Array, log_end: int) -> Finding:
         path, position = self._locate(start)
         wanted = [self._wanted.pop(number, None) for number in range(start, end)]
-        what = _span("unit", start, end)
+        what = span("unit", start, end)
         if end == self.end and not any(wanted):
             return self._tail(start, what, log_end)
         fix = self._overwrite(start, wanted)
@@ -142,7 +143,7 @@ class QueueCheck:
         for start, end in self._pieces(self.end, added):
             path, position = self._locate(start)
             fix = self._overwrite(start, [self._wanted[q] for q in range(start, end)])
-            problem = f"{_span('record', start, end)}: in the log, but without a unit"
+            problem = f"{span('record', start, end)}: in the log, but without a unit"
             yield Finding(path, problem, position, fix)
         for queue_offset, unit in claims[added - self.end :]:
             if queue_offset * RECORD_BYTES_MIN > log_end:
@@ -235,9 +236,7 @@ class QueueChecks:
 
 def open_queue(folder: Path, directory: StoreDirectory) -> ConsumeQueue:
     """A queue up to its last unit that is not all zeros. Raises StoreFormatError."""
-    (kind,) = (kind for kind in QUEUE_KINDS if kind.folder == folder.parts[-3])
-    file_bytes = directory.settings.queue_file_bytes(is_batch=kind.is_batch)
-    queue = kind(folder, file_bytes, directory.fs)
+    queue = queue_at(folder, directory.settings, directory.fs)
     queue.files.load()
     queue.note_end(_end_of(queue))
     return queue
@@ -268,13 +267,3 @@ def _end_of(queue: ConsumeQueue) -> int:
             if used:
                 return (file.start_offset + start + used - 1) // unit_bytes + 1
     return queue.first_number
-
-
-def runs(marked: Array) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of true values."""
-    edges = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _span(what: str, start: int, end: int) -> str:
-    return f"{what} {start}" if end == start + 1 else f"{what}s {start} to {end - 1}"

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
-    from headrace_broker.store.queues.consume_queue import Units
-
+    from headrace_broker.store.queues.consume_queue import ReadUnits, Units
+    from headrace_broker.store.settings import StoreSettings
 
 _WHOLE_UNIT: Final = struct.Struct(">qiqqqhii")
 
@@ -113,7 +113,7 @@ class BatchConsumeQueue(ConsumeQueue):
         """As ``ConsumeQueue.note_end``."""
         self._end_number, self.max_offset = number, 0
         if number > self.first_number:
-            *_, queue_offset, count = self._unit_at(number - 1)
+            *_, queue_offset, count = self._unit_at(number - 1, ConsumeQueue.units_view)
             self.max_offset = queue_offset + count
 
     def delete(self) -> None:
@@ -128,20 +128,34 @@ class BatchConsumeQueue(ConsumeQueue):
         """One past the number of the newest unit."""
         return self._end_number
 
-    def number_of(self, queue_offset: int) -> int:
-        """Number of the unit with a message, or of the first unit past it."""
+    def number_of(self, queue_offset: int, read: ReadUnits = ConsumeQueue.units_view, /) -> int:
+        """As ``ConsumeQueue.number_of``."""
         first, end = self.first_number, self._end_number
         if queue_offset >= self.max_offset or first == end:
             return end
-        number = bisect_right(range(first, end), queue_offset, key=self.offset_of) - 1 + first
+
+        def start_of(number: int) -> int:
+            return self.offset_of(number, read)
+
+        number = bisect_right(range(first, end), queue_offset, key=start_of) - 1 + first
         if number < first:
             return first
-        *_, start, count = self._unit_at(number)
+        *_, start, count = self._unit_at(number, read)
         return number if queue_offset < start + count else number + 1
 
-    def offset_of(self, number: int) -> int:
-        """Queue offset of a unit's first message; ``max_offset`` for ``end_number``."""
-        return self._unit_at(number)[4] if number < self._end_number else self.max_offset
+    def offset_of(self, number: int, read: ReadUnits = ConsumeQueue.units_view, /) -> int:
+        """As ``ConsumeQueue.offset_of``."""
+        return self._unit_at(number, read)[4] if number < self._end_number else self.max_offset
 
-    def _unit_at(self, number: int) -> tuple[int, int, int, int, int, int]:
-        return BATCH_UNIT.unpack(self.units_view(number, 1))
+    def _unit_at(self, number: int, read: ReadUnits) -> tuple[int, int, int, int, int, int]:
+        return BATCH_UNIT.unpack(read(self, number, 1))
+
+
+# By ``is_batch``.
+QUEUE_KINDS: Final = ConsumeQueue, BatchConsumeQueue
+
+
+def queue_at(folder: Path, settings: StoreSettings, fs: Files) -> ConsumeQueue:
+    """The queue of a folder KIND/TOPIC/QUEUE_ID, whose files are not loaded yet."""
+    kind = QUEUE_KINDS[folder.parts[-3] == BatchConsumeQueue.folder]
+    return kind(folder, settings.queue_file_bytes(is_batch=kind.is_batch), fs)

@@ -387,14 +387,6 @@ class ConsumeQueue:
         """Number of the oldest unit on disk, even if its record has left the log."""
         return self.files.min_offset // self.unit_bytes if self.files.files else self.end_number
 
-    def number_of(self, queue_offset: int) -> int:
-        """Number of the unit with a message, or of the first unit past it."""
-        return queue_offset
-
-    def offset_of(self, number: int) -> int:
-        """Queue offset of a unit's first message; ``max_offset`` for ``end_number``."""
-        return number
-
     # --- reading ---------------------------------------------------------------------------
 
     def units_view(self, number: int, count_max: int) -> memoryview:
@@ -417,6 +409,20 @@ class ConsumeQueue:
         if not file.is_mapped:
             self.files.fs.map_budget.mapped(self)
         return file.view
+
+    def number_of(self, queue_offset: int, _read: ReadUnits = units_view, /) -> int:
+        """Number of the unit with a message, or of the first unit past it.
+
+        read: reads the units where that takes a search; its exceptions pass through.
+        """
+        return queue_offset
+
+    def offset_of(self, number: int, _read: ReadUnits = units_view, /) -> int:
+        """Queue offset of a unit's first message; ``max_offset`` for ``end_number``.
+
+        read: as in ``number_of``.
+        """
+        return number
 
     def unit(self, queue_offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of the unit with a message, which must exist."""
@@ -446,7 +452,7 @@ class ConsumeQueue:
         """
         if self._log_min_seen != log_min_offset:
             found = self._skip_blank(self._first_kept(log_min_offset, read), read)
-            self.min_offset_seen = max(self.offset_of(found), self._floor)
+            self.min_offset_seen = max(self.offset_of(found, read), self._floor)
             # Not cached for an empty queue: the next unit may be its first one.
             is_empty = self.min_offset_seen >= self.max_offset
             self._log_min_seen = -1 if is_empty else log_min_offset
@@ -456,7 +462,7 @@ class ConsumeQueue:
         def physical_offset_of(number: int) -> int:
             return int(UNIT.unpack_from(read(self, number, 1))[0])
 
-        low = max(self.first_number, self.number_of(self.min_offset_seen))
+        low = max(self.first_number, self.number_of(self.min_offset_seen, read))
         return _first_at(physical_offset_of, log_min_offset, low, self.end_number)
 
     def first_at_or_after(self, physical_offset: int) -> int:
