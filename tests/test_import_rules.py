@@ -35,6 +35,7 @@ RECORDS = {
     "headrace_protocol.java_hash",
     "headrace_protocol.message",
     "headrace_protocol.message_ids",
+    "headrace_protocol.property_columns",
     "numpy",
     "zlib_ng",
 }
@@ -363,6 +364,7 @@ MAY_IMPORT_TOO = {
     "headrace_protocol.choose": {"numpy"},
     "headrace_protocol.columns": {"numpy"},
     "headrace_protocol.inner_batch": {"numpy"},
+    "headrace_protocol.property_columns": {"numpy"},
     "headrace_protocol.record_keys": {"numpy"},
     "headrace_daemon.metrics.exposition": {"prometheus_client"},
     "headrace.spans": {"opentelemetry"},

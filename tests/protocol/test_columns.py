@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from typing import Any
 
@@ -24,11 +25,14 @@ from headrace_protocol.headers import BulkPullResponseHeader
 from headrace_protocol.message import (
     PROPERTIES_BYTES_MAX,
     StoredMessage,
+    decode_properties,
     decode_records,
     encode_properties,
     encode_record,
 )
 from headrace_protocol.message_ids import encode_host
+from headrace_protocol.property_columns import PropertyColumns
+from tests.support.seeds import seeds
 
 HOST = encode_host("10.0.0.1", 4711)
 HOST_V6 = encode_host("::1", 4711)
@@ -336,3 +340,52 @@ def test_rows_are_told_apart(have_equal_hashes: bool) -> None:
     names, numbers = distinct_rows(np.frombuffer(b"abacabba", np.uint8).reshape(4, 2), **given)
     assert [names[number] for number in numbers] == [b"ab", b"ac", b"ab", b"ba"]
     assert sorted(names) == [b"ab", b"ac", b"ba"]
+
+
+# --- properties -------------------------------------------------------------------------------
+
+PROPERTY_NAMES = ("a", "KEYS", "UNIQ_KEY", "a_name_of_more_than_one_word", "n" * 70)
+
+
+def properties_text(seeded: random.Random) -> bytes:
+    """Some properties, also twice, empty, without an end, and with names in values."""
+    entries = [
+        b"%s\x01%s" % (seeded.choice(PROPERTY_NAMES).encode(), property_bytes(seeded))
+        for _ in range(seeded.randrange(4))
+    ]
+    return b"\x02".join(entries) + seeded.choice((b"", b"\x02"))
+
+
+def property_bytes(seeded: random.Random) -> bytes:
+    text = seeded.choice(("", "7", "seven", "0123456", "01234567", "9" * 18, "9" * 19, "a\x01b"))
+    return text.encode() * seeded.choice((1, 1, 2))
+
+
+@pytest.mark.parametrize("seed", seeds(40))
+def test_a_column_of_properties_has_what_each_record_has(seed: int) -> None:
+    seeded = random.Random(seed)
+    texts = [properties_text(seeded) for _ in range(seeded.randrange(1, 60))]
+    columns = PropertyColumns(texts)
+    for name in (*PROPERTY_NAMES, "S", "EYS", "none", "n" * 40_000):
+        expected = [decode_properties(text).get(name) for text in texts]
+        found = columns.find(name.encode())
+        numbers = found.records.tolist()
+        assert numbers == [number for number, each in enumerate(expected) if each is not None]
+        values, which = columns.distinct(found)
+        assert len({*values}) == len(values)
+        wanted = [expected[number].encode() for number in numbers]
+        assert [values[number] for number in which.tolist()] == wanted
+        integers = [int(each) if each.isdigit() and len(each) <= 18 else -1 for each in wanted]
+        assert columns.integers(found, -1).tolist() == integers
+
+
+def test_no_records_have_no_properties() -> None:
+    columns = PropertyColumns([])
+    found = columns.find(b"a")
+    assert columns.distinct(found)[0] == []
+    assert len(found.records) == 0
+
+
+def test_the_first_bytes_of_values() -> None:
+    columns = PropertyColumns([encode_properties({"a": text}) for text in ("abc", "abd")])
+    assert columns.cells(columns.find(b"a"), 3).tobytes() == b"abcabd"

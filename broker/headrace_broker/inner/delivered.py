@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.recovery import first_records
 from headrace_protocol.message import TRANSACTION_MASK, property_value
+from headrace_protocol.property_columns import PropertyColumns
 from headrace_protocol.system_topics import CHECK_MAX_TIME_TOPIC, UNDELIVERED_TOPIC
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.timer.demand import SLOT_MS
 from headrace_protocol.columns import distinct_rows
 from headrace_protocol.message import TRANSACTION_MASK, property_number, property_value
+from headrace_protocol.property_columns import PropertyColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from headrace_broker.store.log.property_columns import Found
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_protocol.columns import Array
+    from headrace_protocol.property_columns import Found
 
 # A timer that waits. source: physical offset of its record, or of the half for a committed message;
 # its delivery names it. key: hash of the UNIQ_KEY. topic: number of the real topic, or the

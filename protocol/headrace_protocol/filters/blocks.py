@@ -7,7 +7,7 @@ judges each distinct value once; all else is numpy on arrays of codes. Bodies ar
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,16 +15,13 @@ from headrace_protocol.filters import codes
 from headrace_protocol.filters.codes import TRUE
 from headrace_protocol.filters.nodes import Constant, Joined, Leaf, Mapped, Pair
 from headrace_protocol.message import property_text
+from headrace_protocol.property_columns import PropertyColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.filters.nodes import Node
-
-# Behind the last byte, for words that begin near the end.
-_PADDING: Final = bytes(8)
-_WORD_BYTES: Final = 8
 
 
 class Column(NamedTuple):
@@ -36,60 +33,6 @@ class Column(NamedTuple):
     def take(self, where: Array) -> Column:
         """The column of some of the records."""
         return Column(self.values, self.number[where])
-
-
-class Properties:
-    """The properties of a block of records."""
-
-    def __init__(self, records: RecordColumns) -> None:
-        self.count = len(records)
-        self._text = b"\x02" + b"\x02".join(records.properties()) + b"\x02" + _PADDING
-        self._bytes = np.frombuffer(self._text, np.uint8)
-        separators = np.flatnonzero(self._bytes[: -len(_PADDING)] == 2)
-        self._starts, self._ends = separators[:-1] + 1, separators[1:]
-        # Where the text of each record ends; entries that begin later are of the next one.
-        self._record_ends = np.cumsum(records.properties_bytes + 1) + 1
-
-    def column(self, name: str) -> Column:
-        """A property of all records; see ``message.decode_properties`` for what counts."""
-        starts, ends = self._values(name.encode() + b"\x01")
-        records = np.searchsorted(self._record_ends, starts, "right")
-        values, number = self._distinct(starts, ends)
-        column = np.zeros(self.count, np.intp)
-        # Of equal names in a record the last counts.
-        column[records] = number + 1
-        return Column([None, *map(property_text, values)], column)
-
-    def _values(self, prefix: bytes) -> tuple[Array, Array]:
-        """Starts and ends of the values of a property."""
-        starts, ends = self._starts, self._ends
-        is_long = ends - starts > len(prefix)
-        starts, ends = starts[is_long], ends[is_long]
-        for at, byte in enumerate(prefix):
-            is_same = self._bytes[starts + at] == byte
-            starts, ends = starts[is_same], ends[is_same]
-        return starts + len(prefix), ends
-
-    def _distinct(self, starts: Array, ends: Array) -> tuple[list[bytes], Array]:
-        """The distinct slices, and the number of each among them."""
-        sizes = ends - starts
-        if not len(starts):
-            return [], sizes
-        if int(sizes.max()) >= _WORD_BYTES:
-            slices = [
-                self._text[start:end]
-                for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-            ]
-            numbers: dict[bytes, int] = {}
-            number = [numbers.setdefault(each, len(numbers)) for each in slices]
-            return [*numbers], np.array(number, np.intp)
-        # The bytes of a value, and its size in the last byte of the word.
-        words = np.ndarray((len(self._text) - 7,), ">u8", self._text, strides=(1,))[starts]
-        shifts = (8 * (_WORD_BYTES - sizes)).astype(np.uint64)
-        words = (words >> shifts << shifts) | sizes.astype(np.uint64)
-        distinct, number = np.unique(words, return_inverse=True)
-        texts = [word.to_bytes(_WORD_BYTES, "big") for word in distinct.tolist()]
-        return [text[: text[-1]] for text in texts], number
 
 
 class _Block:
@@ -106,18 +49,28 @@ class _Block:
 
 def matching(node: Node, records: RecordColumns) -> Array:
     """A mask of the records for which a condition is true."""
-    found = Properties(records)
-    block = _Block(found.count, cache(found.column))
+    properties = PropertyColumns(records.properties())
+    count = len(records)
+    block = _Block(count, cache(lambda name: _column(properties, count, name)))
     if not (isinstance(node, Joined) and node.table == codes.AND):
         is_true: Array = _evaluate(node, block) == TRUE
         return is_true
     # Only the records for which all is true count, so the order of the conditions is free.
-    where: Array = np.arange(found.count)
+    where: Array = np.arange(count)
     for part in sorted(node.parts, key=lambda part: part.depth):
         where = where[_evaluate(part, block.take(where)) == TRUE]
-    mask = np.zeros(found.count, bool)
+    mask = np.zeros(count, bool)
     mask[where] = True
     return mask
+
+
+def _column(properties: PropertyColumns, count: int, name: str) -> Column:
+    """A property of ``count`` records."""
+    found = properties.find(name.encode())
+    values, number = properties.distinct(found)
+    column = np.zeros(count, np.intp)
+    column[found.records] = number + 1
+    return Column([None, *map(property_text, values)], column)
 
 
 def _evaluate(node: Node, block: _Block) -> Array:

@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace_broker.store.log.batch_units import COUNT_MAX
 from headrace_broker.store.log.log_blocks import RECORD_MAGICS, LogBlock, checked, stated_head, walk
-from headrace_broker.store.log.property_columns import PropertyColumns
 from headrace_broker.store.log.ring import COUNT_SHIFT, FLAGS_MASK, ROW_DTYPE, WHOLE_BATCH, Rows
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import DELAY, INNER_BATCH, INNER_NUM, MAGIC_BLANK, RECORD_BYTES_MIN
+from headrace_protocol.property_columns import PropertyColumns
 from headrace_protocol.system_topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_protocol.columns import split
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,9 +37,10 @@ class PropertyColumns:
     """The properties of records, joined to one text in which names are looked up by columns."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        # Behind the padding, each name stands behind a separator, and each value before one.
+        # Each name stands behind a separator, and each value before one; the padding at both ends
+        # has room for whole words.
         padding = b"\x02" * 32
-        self.text = np.frombuffer(b"\x02".join([padding, *texts, b""]), np.uint8)
+        self.text = np.frombuffer(b"\x02".join([padding, *texts, padding]), np.uint8)
         self._words = np.ndarray(len(self.text) - _WORD + 1, "<u8", self.text, strides=(1,))
         self._marks = np.flatnonzero(self.text == 1)
         self._tails = self._words[self._marks - _WORD]
@@ -50,6 +53,7 @@ class PropertyColumns:
         needle = b"\x02" + name
         missing = np.uint64(8 * max(_WORD - len(needle), 0))
         marks = self._marks[self._tails >> missing == _word(needle[-_WORD:])]
+        marks = marks[np.searchsorted(marks, len(needle)) :]
         if not len(marks):
             return _NOTHING
         for start in range(0, len(needle) - _WORD, _WORD):
@@ -71,6 +75,22 @@ class PropertyColumns:
             digits[distances < -sizes[:, None]] = 0
         is_number = (digits <= 9).all(1) & (sizes <= width)
         return np.where(is_number, digits @ _POWERS[_DIGITS_MAX - width :], missing)
+
+    def distinct(self, found: Found) -> tuple[list[bytes], Array]:
+        """The distinct values, and the number of each value among them."""
+        sizes = found.ends - found.starts
+        if int(sizes.max(initial=0)) >= _WORD:
+            numbers: dict[bytes, int] = {}
+            values = split(self.text.data, found.starts, sizes)
+            number = [numbers.setdefault(value, len(numbers)) for value in values]
+            return [*numbers], np.array(number, np.intp)
+        # The bytes of a value, and its size in the last byte of the word.
+        shifts = (8 * (_WORD - sizes)).astype(np.uint64)
+        words = self._words[found.starts] << shifts >> shifts
+        words |= sizes.astype(np.uint64) << np.uint64(8 * (_WORD - 1))
+        distinct, number = np.unique(words, return_inverse=True)
+        texts = [word.to_bytes(_WORD, "little") for word in distinct.tolist()]
+        return [text[: text[-1]] for text in texts], number
 
     def cells(self, found: Found, width: int) -> Array:
         """The first ``width`` bytes of values, one row each."""
