@@ -16,7 +16,7 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.filters import blocks, codes, java_numbers, nodes
 from headrace_protocol.filters.expression import TEXT_BYTES_MAX, Expression, compiled
 from headrace_protocol.filters.parser import OPERANDS_MAX, parse
-from headrace_protocol.filters.tokens import FilterError
+from headrace_protocol.filters.tokens import TOKENS_MAX, FilterError
 from headrace_protocol.message import decode_properties, encode_record
 from tests.support import filters
 from tests.support.filter_answers import ANSWERS, WITH_REST
@@ -142,6 +142,10 @@ BAD = {
     "- " * 10_000: "nested deeper than 100 levels",
     "a" + " = a" * 1000: "nested deeper than 100 levels",
     "a" + " CONTAINS 'x'" * 1000: "nested deeper than 100 levels",
+    "a IN ('x'" + ", /**/ 'x'" * 4000 + ")": f"more than {TOKENS_MAX} words and signs",
+    "/**/" * 16_000 + "a": f"column 40001: more than {TOKENS_MAX} words and signs",
+    "a IN ('x', 'y', z)": "expected a text in single quotes, found 'z'",
+    "a IN ('x', 'y'": "expected ), found the end",
     "a > 5 AND " * 1000 + "a": f"more than {OPERANDS_MAX} operands",
     "a = '" + "x" * 1_000_000 + "'": f"it has over {TEXT_BYTES_MAX} bytes",
     "a = '" + "é" * (TEXT_BYTES_MAX // 2) + "'": f"it has over {TEXT_BYTES_MAX} bytes",
@@ -155,6 +159,30 @@ def test_a_bad_filter_names_its_place(text: str) -> None:
         compiled(text)
     assert BAD[text] in str(raised.value)
     assert len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize("separator", [",", " , ", ",/* then */", "\n,\n"])
+def test_a_list_may_have_any_form(separator: str) -> None:
+    """Spaces and comments between its texts, and quotes in them."""
+    texts = ("x", "it''s", "", "''", "a, ''b''")
+    for count in range(1, len(texts) + 1):
+        listed = separator.join(f"'{each}'" for each in texts[:count])
+        expression = compiled(f"a IN ( {listed} ) AND b NOT IN({listed})")
+        for number, each in enumerate(texts):
+            found = expression.matches({"a": each.replace("''", "'"), "b": "none"})
+            assert found is (number < count)
+        assert not expression.matches({"a": "x", "b": "x"})
+
+
+def test_a_list_takes_all_the_text() -> None:
+    """As many texts as fit; a list is no condition by itself."""
+    texts = [f"{number:x}" for number in range(9000)]
+    expression = compiled("a IN (" + ",".join(f"'{each}'" for each in texts) + ")")
+    assert expression.matches({"a": texts[-1]})
+    assert not expression.matches({"a": "none"})
+    for text in ("('x', 'y')", "a = ('x', 'y')", "a IN (('x', 'y'))"):
+        with pytest.raises(FilterError, match="expected"):
+            compiled(text)
 
 
 def test_no_depth_reaches_the_limit_of_the_interpreter() -> None:

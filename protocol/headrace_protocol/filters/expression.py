@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.filters.nodes import Node
 
-SQL92: Final = "SQL92"
 TEXT_BYTES_MAX: Final = 64 * 1024
 _KEPT: Final = 1000
 # A longer one is kept while it is in use, so that those that are kept take 100 MB at most.

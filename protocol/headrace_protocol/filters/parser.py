@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from headrace_protocol.filters import codes, comparisons, nodes
 from headrace_protocol.filters.comparisons import Kind, Literal, Property, Refused
-from headrace_protocol.filters.tokens import END, FilterError, tokens
+from headrace_protocol.filters.tokens import END, FilterError, listed, tokens, unquoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,6 +167,8 @@ class _Parser:
         )
 
     def _strings(self) -> frozenset[str]:
+        if self._token.kind == "texts":
+            return frozenset(listed(self._advance()))
         self._require("(")
         texts = [self._string()]
         while self._skip(","):
@@ -177,7 +179,7 @@ class _Parser:
     def _string(self) -> str:
         if self._token.kind != "text":
             self._expected("a text in single quotes")
-        return _unquoted(self._advance())
+        return unquoted(self._advance())
 
     def _signed(self) -> Operand:
         """An operand with its signs, NOT, and parentheses."""
@@ -235,7 +237,3 @@ class _Parser:
         if value == 0:
             self._fail(f"{text[:40]}: a double can't be 0 here, write 0", position)
         return Literal(Kind.DOUBLE, value)
-
-
-def _unquoted(token: str) -> str:
-    return token[1:-1].replace("''", "'")

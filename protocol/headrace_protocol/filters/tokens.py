@@ -10,12 +10,15 @@ from headrace_protocol.errors import PortableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SPACE = r"[ \t\n\r\f]*"
+_TEXT = "'[^']*(?:''[^']*)*'"
 _TOKEN = re.compile(
-    r"""
+    rf"""
     (?P<skipped>[ \t\n\r\f]+ | --[^\n\r]* | /\*.*?\*/)
   | (?P<double>\d+\.\d*(?:[eE][+-]?\d+)? | \.\d+(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+)
   | (?P<integer>0|[1-9]\d*[lL]?)
-  | (?P<text>'(?:''|[^'])*')
+  | (?P<text>{_TEXT})
+  | (?P<texts>\((?:{_SPACE}{_TEXT}{_SPACE},)+{_SPACE}{_TEXT}{_SPACE}\))
   | (?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
   | (?P<symbol><>|>=|<=|[=<>(),+-])
     """,
@@ -28,7 +31,10 @@ KEYWORDS: Final = frozenset(
     )
 )
 END: Final = "the end"
+_TEXTS = re.compile(_TEXT)
 _SHOWN_CHARS = 40
+# With spaces and comments between them. A list of texts in parentheses is one token.
+TOKENS_MAX: Final = 10_000
 
 
 class FilterError(PortableError):
@@ -56,8 +62,10 @@ class Token(NamedTuple):
 
 def tokens(text: str) -> Iterator[Token]:
     """The tokens of a text, with END at the end. Raises FilterError."""
-    position = 0
+    position = count = 0
     while position < len(text):
+        if (count := count + 1) > TOKENS_MAX:
+            raise FilterError(f"more than {TOKENS_MAX} words and signs: shorten it", text, position)
         found = _TOKEN.match(text, position)
         if found is None:
             raise FilterError(_no_token(text, position), text, position)
@@ -70,6 +78,16 @@ def tokens(text: str) -> Iterator[Token]:
             yield Token(kind, token, position)
         position = found.end()
     yield Token(END, "", position)
+
+
+def unquoted(token: str) -> str:
+    """The value of a text token."""
+    return token[1:-1].replace("''", "'")
+
+
+def listed(token: str) -> list[str]:
+    """The values of a token of several texts."""
+    return [*map(unquoted, _TEXTS.findall(token))]
 
 
 def _no_token(text: str, position: int) -> str:
