@@ -39,11 +39,14 @@ _INT: Final = struct.Struct(">i")
 _NOTHING: Final = np.zeros(0, np.int64)
 
 
-def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> RecordColumns:
+def unwrap(
+    columns: RecordColumns, first: int = 0, end: int = _NO_END, *, keeps_damaged: bool = False
+) -> RecordColumns:
     """Records with one message each: a batch becomes a record per message.
 
     first, end: where there are batches, the queue offsets of wanted messages, without ``end``. A
     message that comes again, because two reads met in the middle of its batch, is left out.
+    keeps_damaged: a batch that can't be unwrapped stays as it is.
 
     The columns that were given to ``columns`` stay, except for the tags codes. Raises CorruptRecord
     for a batch that is torn, or that has another number of messages than it states; CodecMissing
@@ -60,7 +63,7 @@ def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> Record
             parts.append(record)
             continue
         try:
-            records = _records(decode_record(record))
+            records = unwrap_record(record) if keeps_damaged else _records(decode_record(record))
         except CorruptRecord as error:
             raise CorruptRecord(int(columns.start[number]), error.reason) from None
         parts += records
@@ -71,22 +74,17 @@ def unwrap(columns: RecordColumns, first: int = 0, end: int = _NO_END) -> Record
     found.physical_offset = np.repeat(columns.physical_offset, counts)
     before = np.maximum.accumulate(np.append(first - 1, found.queue_offset[:-1]))
     is_wanted = (found.queue_offset > before) & (found.queue_offset < end)
+    is_wanted |= found.sys_flag & INNER_BATCH != 0
     return found if is_wanted.all() else found.select(np.flatnonzero(is_wanted))
 
 
 def unwrap_record(record: Buffer) -> list[bytes]:
-    """The records of a record's messages: itself, or one per message of a batch.
+    """The records of a batch's messages; the record itself for others.
 
-    Raises CorruptRecord, CodecMissing and BodyTooLarge as ``unwrap``.
+    Also for a batch that is damaged, too large, or compressed with a codec that is not installed.
     """
-    message = decode_record(record)
-    return _records(message) if message.sys_flag & INNER_BATCH else [bytes(record)]
-
-
-def try_unwrap_record(record: Buffer) -> list[bytes]:
-    """As ``unwrap_record``; the record itself if it is damaged, too large, or lacks its codec."""
     try:
-        return unwrap_record(record)
+        return _records(decode_record(record)) if is_batch(record) else [bytes(record)]
     except ValueError:
         return [bytes(record)]
 

@@ -137,8 +137,10 @@ def test_a_bad_batch_is_refused_at_its_place(record: bytes, problem: str) -> Non
     with pytest.raises(CorruptRecord, match=problem) as refused:
         unwrap(RecordColumns.from_records(good + record))
     assert refused.value.position == len(good)
-    with pytest.raises(CorruptRecord, match=problem):
-        unwrap_record(record)
+    assert unwrap_record(record) == [record]
+    kept = unwrap(RecordColumns.from_records(record + good + batch(2, 20)), keeps_damaged=True)
+    assert [kept.record(number) for number in range(2)] == [record, good]
+    assert kept.queue_offset.tolist()[2:] == [20, 21]
 
 
 def test_a_batch_in_a_batch_stays_a_message() -> None:

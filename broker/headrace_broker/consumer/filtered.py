@@ -1,8 +1,10 @@
 """Reads of a queue through a SQL92 filter, whatever the queue is read from.
 
 The records of a queue are read in blocks, as for a bulk pull, and judged by columns; bodies are not
-touched. Those that pass are cut out. A read looks at records for about two milliseconds, and then
-returns what it has found and where it stopped, so a filter that lets nothing through slows nobody.
+touched. Those that pass are cut out. A batch that is one record becomes a record for each message,
+since readers don't evaluate the filter; one that can't be unwrapped is left to the reader. A read
+looks at records for about two milliseconds, and then returns what it has found and where it
+stopped, so a filter that lets nothing through slows nobody.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from headrace_broker.store.store_source import PIECE_BYTES_MIN, GetResult, GetSt
 from headrace_protocol.choose import adjoining, choose
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady
+from headrace_protocol.inner_batch import unwrap
+from headrace_protocol.message import INNER_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +39,18 @@ _AHEAD_RECORDS: Final = 512
 _BLOCK_S: Final = 0.0003
 _RECORD_S: Final = 1e-6
 _OPERAND_S: Final = 0.5e-6
+
+
+class _Parts(NamedTuple):
+    """The records of a bulk read, one per message: units and queue offsets are parallel to them.
+
+    has_batches: whether some of them are of batches.
+    """
+
+    records: RecordColumns
+    units: Array
+    offsets: Array
+    has_batches: bool
 
 
 class _Block(NamedTuple):
@@ -183,7 +199,10 @@ class FilteredReader:
                     raise
                 break  # what comes next is fetched for the next read
             if result.status is GetStatus.FOUND:
-                queue_offset, is_full = self._take(result, found, count_max, bytes_max)
+                parts = _parts(result, queue_offset)
+                queue_offset, is_full = self._take(
+                    parts, result.next_offset, found, count_max, bytes_max
+                )
             elif result.status is GetStatus.MESSAGE_WAS_REMOVING:
                 queue_offset, is_full = result.next_offset, False
             elif queue_offset == first:
@@ -216,20 +235,20 @@ class FilteredReader:
         return max(min(max(likely, _AHEAD_RECORDS), in_time, _BLOCK_RECORDS_MAX), 1)
 
     def _take(
-        self, result: GetResult, found: _Found, count_max: int, bytes_max: int
+        self, parts: _Parts, end: int, found: _Found, count_max: int, bytes_max: int
     ) -> tuple[int, bool]:
-        """Add the records of a block that pass and fit.
+        """Add the records of a block that pass and fit. end: the queue offset behind the block.
 
         Returns the queue offset behind those, and whether no more fit.
         """
-        data, start, units, offsets = _parts(result)
-        sizes = units["size"].astype(np.int64)
+        records, units, offsets, has_batches = parts
         is_wanted = self._judged.mask(offsets)
         if is_wanted is None:
-            is_wanted = self._judge(RecordColumns(data, start, sizes, is_passed_on=True))
-            passing = offsets[is_wanted]
-            if len(passing) <= _AHEAD_RECORDS:
-                self._judged = _Judged(int(offsets[0]), result.next_offset, passing)
+            is_wanted = self._judge(records)
+            if has_batches:
+                is_wanted |= records.sys_flag & INNER_BATCH != 0
+            elif np.count_nonzero(is_wanted) <= _AHEAD_RECORDS:
+                self._judged = _Judged(int(offsets[0]), end, offsets[is_wanted])
         room, room_bytes = count_max - found.count, bytes_max - found.byte_count
         where, _, seen = choose(units, None, room, room_bytes, is_there=is_wanted)
         chosen = units[where]
@@ -237,8 +256,8 @@ class FilteredReader:
         if found.count and len(chosen) and int(chosen["size"][0]) > room_bytes:
             return int(offsets[np.argmax(is_wanted)]), True
         if len(chosen):
-            found.add(_Block(data, start[where], chosen, offsets[where]))
-        next_offset = int(offsets[seen]) if is_full else result.next_offset
+            found.add(_Block(records.data, records.start[where], chosen, offsets[where]))
+        next_offset = int(offsets[seen]) if is_full else end
         return next_offset, is_full or found.count >= count_max
 
     def _judge(self, records: RecordColumns) -> Array:
@@ -250,9 +269,10 @@ class FilteredReader:
         return is_wanted
 
 
-def _parts(result: GetResult) -> tuple[Buffer, Array, Array, Array]:
-    """The records of a bulk read: data, where each starts, units, queue offsets."""
+def _parts(result: GetResult, first: int) -> _Parts:
+    """The records of a bulk read from ``first`` on."""
     units = np.frombuffer(result.buffers[0], UNIT_DTYPE)
+    sizes = units["size"].astype(np.int64)
     at = 2 if result.has_queue_offsets else 1
     if result.has_queue_offsets:
         offsets = np.frombuffer(result.buffers[1], QUEUE_OFFSET_DTYPE).astype(np.int64)
@@ -263,6 +283,13 @@ def _parts(result: GetResult) -> tuple[Buffer, Array, Array, Array]:
     if result.layout == "log":
         start = units["physical_offset"].astype(np.int64) - result.first_physical_offset
     else:
-        sizes = units["size"].astype(np.int64)
         start = np.cumsum(sizes) - sizes
-    return data, start, units, offsets
+    columns = RecordColumns(data, start, sizes, is_passed_on=True)
+    # Only the offsets of batches, and of compacted topics, have gaps.
+    if not result.has_queue_offsets or not (columns.sys_flag & INNER_BATCH).any():
+        return _Parts(columns, units, offsets, has_batches=False)
+    columns.queue_offset = offsets
+    columns = unwrap(columns, first, keeps_damaged=True)
+    units = np.zeros(len(columns), UNIT_DTYPE)
+    units["physical_offset"], units["size"] = columns.physical_offset, columns.size
+    return _Parts(columns, units, columns.queue_offset, has_batches=True)

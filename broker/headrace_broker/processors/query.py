@@ -25,7 +25,7 @@ from headrace_protocol.headers import (
     TimestampResponseHeader,
     ViewMessageHeader,
 )
-from headrace_protocol.inner_batch import try_unwrap_record
+from headrace_protocol.inner_batch import unwrap_record
 from headrace_protocol.message import REAL_TOPIC, decode_record
 from headrace_protocol.rights.late import check_readable
 from headrace_protocol.serving import Reply
@@ -171,7 +171,7 @@ class QueryProcessor:
                 "whose record has expired is found by its key, or by its queue and queue offset",
             )
         check_readable(request, record)
-        return Reply(body=tuple(try_unwrap_record(record)))
+        return Reply(body=tuple(unwrap_record(record)))
 
     def _is_of_another(self, record: Buffer, topic: str | None) -> bool:
         """True for the id of a message that has been copied out of the log."""

@@ -437,7 +437,8 @@ class SendProcessor:
                 self._demands.check_items_of, queue.topic, queue.queue_id, target.demand.quick
             )
         sys_flag = header.sys_flag & _CLIENT_FLAGS | target.sys_flag
-        if _is_inner_batch(queue, properties, sys_flag):
+        # A key that the batch does not have was made for it.
+        if uniq_key in properties and _may_be_inner(queue, sys_flag):
             message = (
                 queue,
                 request.body,
@@ -570,13 +571,12 @@ class SendProcessor:
         )
 
 
-def _is_inner_batch(queue: StoreQueue, properties: str, sys_flag: int) -> bool:
-    """True if a batch is stored as one record: as in Apache's broker, one with a UNIQ_KEY.
+def _may_be_inner(queue: StoreQueue, sys_flag: int) -> bool:
+    """True if a batch with a UNIQ_KEY is stored as one record, as in Apache's broker.
 
     Not if its messages are compressed, each by itself: the flag would mean the whole body.
     """
-    is_compressed = sys_flag & COMPRESSED
-    return queue.consume_queue.is_batch and "UNIQ_KEY\x01" in properties and not is_compressed
+    return queue.consume_queue.is_batch and not sys_flag & COMPRESSED
 
 
 def _sent_message(

@@ -10,7 +10,7 @@ from headrace_broker.store.batch_source import source_of
 from headrace_broker.store.index.index_file import IndexWalk
 from headrace_broker.store.index.index_keys import TAGS_MARK
 from headrace_protocol.errors import CorruptRecord
-from headrace_protocol.inner_batch import is_batch, raw_properties_of, try_unwrap_record
+from headrace_protocol.inner_batch import is_batch, raw_properties_of, unwrap_record
 from headrace_protocol.java_hash import index_key_hash
 from headrace_protocol.message import (
     INNER_BATCH,
@@ -76,7 +76,7 @@ class WantedMessages(NamedTuple):
         """
         if not is_batch(record):
             return [record]
-        records = try_unwrap_record(record)
+        records = unwrap_record(record)
         batch = decode_record(record)
         is_whole = self._has_key(batch.properties)
         return [*(records if is_whole else compress(records, self._inner_have_key(batch)))]

@@ -216,6 +216,20 @@ def test_a_delay_in_a_batch_is_refused(broker: BrokerUnderTest) -> None:
     assert not broker.store.queue("T", 0).next_offset
 
 
+@pytest.mark.parametrize("properties", ["MY_UNIQ_KEY\x01B\x02", "UNIQ_KEY\x01\x02", "a\x01b\x02"])
+def test_a_batch_without_a_key_of_its_own_is_stored_singly(
+    broker: BrokerUnderTest, properties: str
+) -> None:
+    header = sent(send(broker, *"abc", properties=properties))
+    assert not header.batch_uniq_id
+    found, _ = pull(broker, 0)
+    assert [(each.body, each.sys_flag & INNER) for each in found] == [
+        (b"a", 0),
+        (b"b", 0),
+        (b"c", 0),
+    ]
+
+
 def test_properties_leave_room_for_those_of_the_store(broker: BrokerUnderTest) -> None:
     large = f"UNIQ_KEY\x01B\x02a\x01{'x' * 32_680}\x02"
     answer = send(broker, *"abc", properties=large)
@@ -351,6 +365,65 @@ def test_a_batch_without_its_codec_hides_no_other_message(
     (found,) = query(broker, "kAa")
     assert found.body == b"l"
     assert found.physical_offset > place_without_codec
+
+
+# --- SQL92 filters ---------------------------------------------------------------------------
+
+
+def send_numbers(broker: BrokerUnderTest, *numbers: int) -> None:
+    """A batch whose messages have the property a."""
+    items = [(0, b"%d" % number, b"a\x01%d\x02" % number) for number in numbers]
+    header = send_header(topic="T", batch=True, properties="UNIQ_KEY\x01B\x02")
+    sent(broker.ask(RequestCode.SEND_MESSAGE_V2, header, encode_batch(items)))
+
+
+SQL: dict[str, Any] = {"sys_flag": 4, "subscription": "a > 5", "expression_type": "SQL92"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+def test_a_filter_looks_at_each_message_of_a_batch(broker: BrokerUnderTest, count: int) -> None:
+    """Readers get those that pass, as records of their own, from any offset on, read by read."""
+    send_numbers(broker, 1, 9, 7, 2)
+    send(broker, "single", properties="a\x018\x02")
+    send(broker, "other", properties="a\x013\x02")
+    send_numbers(broker, 1, 2)
+    send_numbers(broker, 6, 0, 10)
+    expected = [(1, b"9"), (2, b"7"), (4, b"single"), (8, b"6"), (10, b"10")]
+    for first in (0, 1, 2, 3, 4, 5, 9, 0):
+        found: list[tuple[int, bytes]] = []
+        offset = first
+        while offset < 11:
+            records, offset = pull(broker, offset, max_msg_nums=count, **SQL)
+            assert len(records) <= count
+            assert not any(each.sys_flag & INNER for each in records)
+            found += [(each.queue_offset, each.body) for each in records]
+        assert found == [each for each in expected if each[0] >= first]
+        assert bulk(broker, first) == found
+
+
+def bulk(broker: BrokerUnderTest, offset: int) -> list[tuple[int, bytes]]:
+    """What bulk pulls with the filter return; one ends after 2 ms."""
+    found: list[tuple[int, bytes]] = []
+    while offset < 11:
+        header = bulk_pull_header(offset, topic="T", max_msg_nums=100, max_msg_bytes=1 << 20, **SQL)
+        answer = broker.ask(RequestCode.BULK_PULL, header)
+        about = answer.command.header(BulkPullResponseHeader)
+        if answer.code == ResponseCode.SUCCESS:
+            columns = RecordColumns.from_bulk(about, answer.body)
+            found += zip(columns.queue_offset.tolist(), columns.bodies(), strict=True)
+        offset = about.next_begin_offset
+    return found
+
+
+def test_a_batch_that_cannot_be_unwrapped_passes_a_filter_whole(
+    broker: BrokerUnderTest, place_without_codec: int
+) -> None:
+    """Its reader says why; the batches next to it are filtered."""
+    send_numbers(broker, 1, 9)
+    for first in (0, 1):
+        found, _ = pull(broker, first, **SQL)
+        assert [each.sys_flag & INNER for each in found] == [INNER, 0]
+        assert (found[0].physical_offset, found[1].body) == (place_without_codec, b"9")
 
 
 # --- the topic --------------------------------------------------------------------------------
