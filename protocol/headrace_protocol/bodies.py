@@ -655,16 +655,22 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class ConsumeQueueData(Body):
-    """A unit of a ConsumeQueue."""
+    """A unit of a ConsumeQueue. eval: whether its message passes the filter of the group."""
 
     physic_offset: Int64 = 0
     physic_size: Int32 = 0
     tags_code: Int64 = 0
+    eval: bool = False
 
 
 class QueryConsumeQueueResponseBody(Body):
-    """The answer to QUERY_CONSUME_QUEUE (321)."""
+    """The answer to QUERY_CONSUME_QUEUE (321).
 
+    filter_data: the registered filter of the group as JSON, or why it has none.
+    """
+
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
     queue_data: list[ConsumeQueueData] = []
     min_queue_index: Int64 = 0
     max_queue_index: Int64 = 0

@@ -150,6 +150,11 @@ class FilterTable:
         """Raise RequestError for a subscription that this broker can't evaluate."""
         filter_of(subscription.sub_string, subscription.expression_type, self._policy)
 
+    def shown(self, group: str, topic: str) -> str:
+        """A registered filter as JSON; ``null`` if there is none."""
+        known = self._groups.get(group, {}).get(topic)
+        return "null" if known is None else msgspec.json.format(known.data.encode()).decode()
+
     # -- filters of pulls --------------------------------------------------------------------------
 
     def of_pull(

@@ -9,6 +9,7 @@ stopped, so a filter that lets nothing through slows nobody.
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,11 +21,12 @@ from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE, RecordColu
 from headrace_protocol.errors import NotReady
 from headrace_protocol.inner_batch import unwrap
 from headrace_protocol.message import INNER_BATCH
+from headrace_protocol.waiting import ready, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace_broker.consumer.filters import FilterPolicy
+    from headrace_broker.consumer.filters import Filter, FilterPolicy
     from headrace_broker.queue_directory import Reader
     from headrace_protocol.columns import Array
     from headrace_protocol.filters.expression import Expression
@@ -267,6 +269,25 @@ class FilteredReader:
         self._share = (self._share + float(is_wanted.mean())) / 2
         self._record_s = max((self._record_s + took_s) / 2, 1e-7)
         return is_wanted
+
+
+async def passing_offsets(
+    reader: Reader, wanted: Filter, policy: FilterPolicy, first: int, end: int
+) -> set[int]:
+    """The offsets of a range of a queue whose messages pass, as a pull decides it."""
+    if wanted.expression is not None:
+        reader = FilteredReader(reader, wanted.expression, policy)
+    passing: set[int] = set()
+    while first < end:
+        read = partial(reader.get_bulk, first, end - first, _BLOCK_BYTES, wanted.tags)
+        result = await ready(read)
+        if result.status is GetStatus.FOUND:
+            passing.update(_parts(result, first).offsets.tolist())
+        if result.next_offset <= first:
+            break
+        first = result.next_offset
+        await take_break()
+    return passing
 
 
 def _parts(result: GetResult, first: int) -> _Parts:

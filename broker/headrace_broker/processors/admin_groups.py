@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from headrace_broker.consumer.filtered import passing_offsets
 from headrace_broker.consumer.seeks import request_seek
 from headrace_broker.host_budget import Host
 from headrace_broker.persistence import saved
@@ -46,9 +47,11 @@ from headrace_protocol.system_topics import GROUP_PREFIXES
 from headrace_protocol.waiting import drained, ready, sliced, take_break
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Container, Iterator
 
     from headrace_broker.config import BrokerConfig
+    from headrace_broker.consumer.filter_table import FilterTable
+    from headrace_broker.consumer.filters import Filter
     from headrace_broker.consumer.groups import ConsumerManager, Member, ProducerManager
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
@@ -86,8 +89,10 @@ class AdminGroupsProcessor:
         statistics: BrokerStatistics,
         now_ms: NowMs,
         changes: HostLog,
+        filters: FilterTable,
     ) -> None:
         self._changes = changes
+        self._filters = filters
         self._long_polling = long_polling
         self._config = config
         self._topics = topics
@@ -437,7 +442,7 @@ class AdminGroupsProcessor:
     # -- queues ------------------------------------------------------------------------------------
 
     async def consume_queue(self, request: Request) -> Reply:
-        """QUERY_CONSUME_QUEUE: units of a queue."""
+        """QUERY_CONSUME_QUEUE: units of a queue, and which of them pass the filter of a group."""
         header = request.header(QueryConsumeQueueHeader)
         place = self._directory.find(header.topic, header.queue_id, Use.INSPECT)
         if place is None or place.queue is None:
@@ -453,16 +458,43 @@ class AdminGroupsProcessor:
         units = [
             await ready(partial(source.unit, queue_offset)) for queue_offset in range(start, end)
         ]
+        about, wanted = self._subscription(header)
+        passing: Container[int] = ()
+        if wanted is not None:
+            passing = await passing_offsets(source, wanted, self._config, start, end)
         queue_data = [
-            ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=tags_code)
-            for offset, size, tags_code in units
+            ConsumeQueueData(
+                physic_offset=physical_offset,
+                physic_size=size,
+                tags_code=tags_code,
+                eval=queue_offset in passing,
+            )
+            for queue_offset, (physical_offset, size, tags_code) in enumerate(units, start)
         ]
         body = {
+            **about,
             "maxQueueIndex": max_offset,
             "minQueueIndex": min_offset,
             "queueData": await fastjson.dumps_list_sliced(queue_data),
         }
         return Reply(body=fastjson.dumps_parts(body))
+
+    def _subscription(
+        self, header: QueryConsumeQueueHeader
+    ) -> tuple[dict[str, Any], Filter | None]:
+        """The group's subscription for an answer, and its filter if it can be applied."""
+        topic, name = header.topic, header.consumer_group
+        if not name:
+            return {}, None
+        group = self._consumers.group(name)
+        subscription = group.subscriptions.get(topic) if group else None
+        if subscription is None:
+            return {"filterData": f"{name}@{topic} is not online!"}, None
+        about = {"subscriptionData": subscription, "filterData": self._filters.shown(name, topic)}
+        try:
+            return about, self._filters.of_group(name, subscription, subscription.sub_version)
+        except RequestError as error:
+            return {**about, "filterData": error.remark}, None
 
     def _queue_key(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._config.broker_name, queue_id)

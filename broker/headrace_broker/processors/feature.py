@@ -124,6 +124,7 @@ def _administration(core: Core) -> tuple[Processor, ...]:
             core.statistics,
             store.clock.now_ms,
             changes,
+            core.filters,
         ),
         DashboardProcessor(
             topics,

@@ -22,6 +22,7 @@ from headrace_protocol.admin_headers import (
 from headrace_protocol.bodies import (
     ConsumeQueueData,
     ConsumerConnection,
+    ConsumerData,
     ConsumeStats,
     GroupList,
     HeartbeatData,
@@ -33,6 +34,7 @@ from headrace_protocol.bodies import (
     QueryConsumeTimeSpanBody,
     QueueTimeSpan,
     ResetOffsetBody,
+    SubscriptionData,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
 )
@@ -350,6 +352,54 @@ def test_units_of_a_queue(broker: BrokerUnderTest, start_ms: int) -> None:
     assert units(broker, index=1, count=2).queue_data == body.queue_data[1:3]
     for outside in ({"index": 4}, {"index": -9, "count": 3}, {"count": -1}, {"index": 2**62}):
         assert units(broker, **outside).queue_data == []
+
+
+@pytest.mark.usefixtures("start_ms")
+@pytest.mark.parametrize(
+    ("kind", "expression", "passing"),
+    [
+        ("TAG", "*", [True] * 4),
+        ("TAG", "T1 || T3", [False, True, False, True]),
+        ("SQL92", "TAGS IN ('T0', 'T3')", [True, False, False, True]),
+        ("SQL92", "missing IS NULL", [True] * 4),
+    ],
+)
+def test_units_say_what_a_group_gets(
+    broker: BrokerUnderTest, kind: str, expression: str, passing: list[bool]
+) -> None:
+    """As its pulls decide it, over any part of the queue."""
+    beat(broker, kind, expression)
+    body = units(broker, consumer_group="g")
+    assert body.subscription_data is not None
+    assert body.subscription_data.sub_string == expression
+    assert (body.filter_data == "null") is (kind == "TAG")
+    assert (expression in (body.filter_data or "")) is (kind == "SQL92")
+    assert [unit.eval for unit in body.queue_data] == passing
+    part = units(broker, consumer_group="g", index=1, count=2)
+    assert [unit.eval for unit in part.queue_data] == passing[1:3]
+
+
+@pytest.mark.usefixtures("start_ms")
+def test_units_without_a_filter_say_why(broker: BrokerUnderTest) -> None:
+    assert units(broker).filter_data is None
+    body = units(broker, consumer_group="g")
+    assert (body.filter_data, body.subscription_data) == ("g@t is not online!", None)
+    beat(broker, "SQL92", "a >", ResponseCode.SUBSCRIPTION_PARSE_FAILED)
+    body = units(broker, consumer_group="g")
+    assert "line 1, column 4" in (body.filter_data or "")
+    assert not any(unit.eval for unit in body.queue_data)
+
+
+def beat(
+    broker: BrokerUnderTest, kind: str, expression: str, code: int = ResponseCode.SUCCESS
+) -> None:
+    """A member of group g joins with a subscription to t."""
+    subscription = SubscriptionData(
+        topic="t", sub_string=expression, expression_type=kind, sub_version=1
+    )
+    group = ConsumerData(group_name="g", subscription_data_set=[subscription])
+    body = HeartbeatData(client_id="c", consumer_data_set=[group]).encode()
+    assert broker.ask(RequestCode.HEART_BEAT, body=body).code == code
 
 
 def test_units_of_a_queue_that_is_not_there(broker: BrokerUnderTest) -> None:
