@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import trio
 
 from headrace import Consumer, Message, PullConsumer, SimpleConsumer, blocking
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError
+from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.drivers.blocking import BlockingConnection
+from headrace_protocol.headers import PullMessageResponseHeader
+from headrace_protocol.message import decode_records
 from tests.support.cli import fail, succeed
+from tests.support.cluster import Cluster
+from tests.support.wire import pull_header
 
 PRICES = (3, 7, 12, 5)
 FILTER = "price > 5 AND region = 'EU'"
@@ -92,3 +102,58 @@ def test_a_filter_is_checked_and_tried(topic: str) -> None:
         "missing": {"color": 3},
     }
     assert "line 2, column 3: expected" in fail(2, "topic", "filter-check", "a\n> > 5")
+
+
+@pytest.mark.slow
+def test_a_filter_outlives_a_kill_right_after_its_heartbeat(tmp_path: Path) -> None:
+    """Until a member is back, pulls by the group's subscription are refused, never unfiltered."""
+    with Cluster(tmp_path, "broker") as cluster:
+        broker = cluster.brokers["broker"]
+        with blocking.Admin(nameserver=cluster.addresses) as admin:
+            admin.create_topic("T", queues=1)
+        with blocking.Producer(nameserver=cluster.addresses) as producer:
+            for price in PRICES:
+                properties = {"price": str(price), "region": "EU"}
+                producer.send(Message("T", b"%d" % price, properties=properties))
+        with BlockingConnection.connect(broker.address) as connection:
+            assert beat(connection) == ResponseCode.SUCCESS
+            broker.kill()
+        broker.start()
+        broker.wait_up()
+        with BlockingConnection.connect(broker.address) as connection:
+            assert pull_all(connection) == ResponseCode.SUBSCRIPTION_NOT_EXIST
+            assert "price > 5" in (tmp_path / "broker/config/consumerFilter.json").read_text()
+            assert beat(connection) == ResponseCode.SUCCESS
+            assert pull_all(connection) == [b"7", b"12"]
+
+
+def beat(connection: BlockingConnection) -> int:
+    """A heartbeat of a member of the group; the code of its answer."""
+    subscription = SubscriptionData(
+        topic="T", sub_string=FILTER, expression_type="SQL92", sub_version=1
+    )
+    group = ConsumerData(group_name="g", subscription_data_set=[subscription])
+    body = HeartbeatData(client_id="c", consumer_data_set=[group]).encode()
+    return connection.request(RequestCode.HEART_BEAT, None, body, timeout_ms=20_000).command.code
+
+
+def pull_all(connection: BlockingConnection) -> list[bytes] | int:
+    """The messages that pass the group's subscription; or the code of a refusal."""
+    found: list[bytes] = []
+    offset, max_offset = 0, 1
+    fields: dict[str, Any] = {
+        "consumer_group": "g",
+        "sys_flag": 0,
+        "subscription": None,
+        "sub_version": 1,
+    }
+    while offset < max_offset:
+        header = pull_header(offset, **fields)
+        answer = connection.request(RequestCode.PULL_MESSAGE, header, timeout_ms=20_000)
+        code = answer.command.code
+        if code not in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
+            return code
+        about = answer.command.header(PullMessageResponseHeader)
+        found += [record.body for record in decode_records(answer.body)]
+        offset, max_offset = about.next_begin_offset, about.max_offset
+    return found
