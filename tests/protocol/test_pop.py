@@ -23,6 +23,7 @@ from headrace_protocol.pop.handle import (
     ORDER_REVIVE_QUEUE,
     Handle,
     TopicKind,
+    original_topic,
     parse,
 )
 from headrace_protocol.pop.headers import POP_MESSAGES_MAX, AckMessageHeader
@@ -339,3 +340,9 @@ def test_a_batch_has_a_bound() -> None:
 def test_codes_are_too_large_for_a_rocketmq_header() -> None:
     names = ("POP_MESSAGE", "ACK_MESSAGE", "PEEK_MESSAGE", "NOTIFICATION", "POLLING_INFO")
     assert [RequestCode[name].value for name in names] == [200050, 200051, 200052, 200054, 200055]
+
+
+@pytest.mark.parametrize("topic", ["T", "%RETRY%g_T", "%RETRY%g+T"])
+def test_a_retry_topic_says_where_its_messages_were_sent(topic: str) -> None:
+    assert original_topic(topic, "g") == "T"
+    assert original_topic(topic, "other") == topic

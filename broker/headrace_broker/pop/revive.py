@@ -34,7 +34,12 @@ from headrace_protocol.message import (
     decode_records,
     with_properties,
 )
-from headrace_protocol.pop.handle import FIRST_POP_PROPERTY, HANDLE_PROPERTY, TopicKind
+from headrace_protocol.pop.handle import (
+    FIRST_POP_PROPERTY,
+    HANDLE_PROPERTY,
+    TopicKind,
+    original_topic,
+)
 from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.core import Tables
     from headrace_broker.inner.writer import InnerWriter
-    from headrace_broker.pop.pop_queue import Checkpoint, QueueName
+    from headrace_broker.pop.pop_queue import Checkpoint
     from headrace_broker.pop.pops import Pops
     from headrace_broker.pop.progress import PopProgress
     from headrace_broker.queue_directory import QueueDirectory
@@ -291,15 +296,16 @@ class Revive:
         more = {SOURCE: b"%d" % message.physical_offset} if is_last else {}
         if FIRST_POP_PROPERTY not in properties:
             more[FIRST_POP_PROPERTY.encode()] = b"%d" % checkpoint.pop_time
-        if topic in {DLQ_PREFIX + checkpoint.queue.name.group, _retries_of_pulls(checkpoint)}:
+        name = checkpoint.queue.name
+        if topic in {DLQ_PREFIX + name.group, _retries_of_pulls(checkpoint)}:
             first = {
-                RETRY_TOPIC: _first_topic(checkpoint.queue.name),
+                RETRY_TOPIC: original_topic(name.topic, name.group),
                 ORIGIN_MESSAGE_ID: message.offset_message_id,
             }
             more |= {
-                name.encode(): value.encode()
-                for name, value in first.items()
-                if name not in properties
+                key.encode(): value.encode()
+                for key, value in first.items()
+                if key not in properties
             }
         raw = with_properties(
             without_checksum(message.raw_properties), more, (HANDLE_PROPERTY.encode(),)
@@ -323,12 +329,3 @@ def _retries_of_pulls(checkpoint: Checkpoint) -> str | None:
     """The retry topic that the group's pulls read; None if it popped the messages there."""
     topic = RETRY_PREFIX + checkpoint.queue.name.group
     return None if checkpoint.queue.name.topic == topic else topic
-
-
-def _first_topic(name: QueueName) -> str:
-    """The topic that a message was sent to."""
-    for mark in "_+":
-        prefix = f"{RETRY_PREFIX}{name.group}{mark}"
-        if name.topic.startswith(prefix):
-            return name.topic.removeprefix(prefix)
-    return name.topic

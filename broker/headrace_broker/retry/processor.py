@@ -28,6 +28,7 @@ from headrace_protocol.message import (
     WAIT,
     decode_record,
 )
+from headrace_protocol.pop.handle import original_topic
 from headrace_protocol.rights.late import READ, real_topic
 from headrace_protocol.rights.rules import Kind
 from headrace_protocol.serving import Reply
@@ -90,7 +91,7 @@ class SendBackProcessor:
         self._topics.check_deliverable(retry_topic)
         stored = await ready(partial(self._find, header))
         request.check(Kind.TOPIC, real_topic(stored), *READ)
-        message = self._again(stored, retry_topic)
+        message = self._again(stored, retry_topic, header.group)
         if header.delay_level < 0 or stored.reconsume_times >= _times_max(request, header, group):
             self._dead_letters.bury(message, header.group)
         else:
@@ -115,7 +116,8 @@ class SendBackProcessor:
         stored = _one_of(decode_record(record), header) if record is not None else None
         if stored is not None:
             wanted = header.origin_topic
-            names = (stored.topic, stored.properties.get(RETRY_TOPIC, stored.topic))
+            first = original_topic(stored.topic, header.group)
+            names = (stored.topic, stored.properties.get(RETRY_TOPIC, first))
             if not wanted or any(_is_topic(name, wanted) for name in names):
                 return stored
         raise RequestError(
@@ -124,7 +126,7 @@ class SendBackProcessor:
             f"{header.origin_topic or 'any topic'} begins there; it is kept where it was consumed",
         )
 
-    def _again(self, stored: StoredMessage, retry_topic: TopicConfig) -> SentMessage:
+    def _again(self, stored: StoredMessage, retry_topic: TopicConfig, group: str) -> SentMessage:
         """The message as the retry topic gets it, in a queue that consumers read."""
         queue_nums = min(retry_topic.read_queue_nums, retry_topic.write_queue_nums)
         if not queue_nums:
@@ -141,7 +143,8 @@ class SendBackProcessor:
             stored.sys_flag,
             min(stored.reconsume_times + 1, _TIMES_MAX),
         )
-        first = {RETRY_TOPIC: stored.topic, ORIGIN_MESSAGE_ID: stored.offset_message_id}
+        topic = original_topic(stored.topic, group)
+        first = {RETRY_TOPIC: topic, ORIGIN_MESSAGE_ID: stored.offset_message_id}
         missing = {name: value for name, value in first.items() if name not in stored.properties}
         message.put({**missing, WAIT: "false"})
         return message

@@ -50,6 +50,14 @@ class TopicKind(IntEnum):
 _PREFIXES: Final = ("", RETRY_PREFIX + "{group}_", RETRY_PREFIX + "{group}+")
 
 
+def original_topic(topic: str, group: str) -> str:
+    """The topic that a message was sent to, which may be in a retry topic of a group that pops."""
+    for prefix in _PREFIXES[1:]:
+        if topic.startswith(prefix := prefix.format(group=group)):
+            return topic.removeprefix(prefix)
+    return topic
+
+
 class Handle(NamedTuple):
     """A handle.
 
