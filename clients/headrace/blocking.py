@@ -31,6 +31,7 @@ import anyio
 from headrace.admin.client import Admin as AsyncAdmin
 from headrace.blocking_base import Blocking, awaited, calling_thread, like, on_loop
 from headrace.config import check_limits, check_plain_callback
+from headrace.consumer.popping import PoppedShare
 from headrace.consumer.pull import PullConsumer as AsyncPullConsumer
 from headrace.consumer.push import Consumer as AsyncConsumer
 from headrace.consumer.simple import SimpleConsumer as AsyncSimpleConsumer
@@ -256,8 +257,11 @@ class Consumer(Blocking[AsyncConsumer]):
                 kwargs[name] = partial(anyio.to_thread.run_sync, callback)
         client = _Consumer(*args, **kwargs)
         super().__init__(client)
-        assert client._inbox.returns is not None
-        client._inbox.returns = _BlockingReturns(client._inbox.returns, self)
+        if client._inbox.returns is not None:
+            client._inbox.returns = _BlockingReturns(client._inbox.returns, self)
+        if isinstance(client._assignment, PoppedShare):
+            polls = client._assignment.polls
+            polls.given = _BlockingLeases(polls.given, self)
 
     @property
     def group(self) -> str:
@@ -332,7 +336,7 @@ class Consumer(Blocking[AsyncConsumer]):
 class _BlockingLeases:
     """Settles messages by calls that block."""
 
-    def __init__(self, leases: Leases, client: SimpleConsumer) -> None:
+    def __init__(self, leases: Leases, client: Blocking[Any]) -> None:
         self._leases = leases
         self._client = client
 

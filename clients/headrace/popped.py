@@ -1,4 +1,4 @@
-"""Messages that a SimpleConsumer has taken out."""
+"""Messages that a SimpleConsumer, or a Consumer that pops, has taken out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import ConfigurationError
 from headrace.processing import Processing
-from headrace.received import BODY_LIMITS, BodyLimits, ReceivedMessage
+from headrace.received import BODY_LIMITS, BodyLimits, MessageBatch, ReceivedMessage
 from headrace_protocol.pop.handle import Handle  # noqa: TC001 - msgspec reads annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
 
     from headrace.telemetry import Tracing
+    from headrace_protocol.bodies import MessageQueue
+    from headrace_protocol.columns import RecordColumns
 
 
 class Leases(Protocol):
@@ -107,7 +109,7 @@ class PoppedMessage(ReceivedMessage):
     def _held_by(self) -> Leases:
         if self._leases is None:
             raise ConfigurationError(
-                f"{self} was not taken out by a SimpleConsumer of this process: settle it there"
+                f"{self} was not taken out by a consumer of this process: settle it there"
             )
         return self._leases
 
@@ -119,3 +121,68 @@ def begin_processing(
     tracing.taken(messages, group, started_ns)
     for message in messages:
         message.processing = Processing(tracing.process(message, group, is_current=False))
+
+
+class PoppedBatch(MessageBatch):
+    """Messages of one queue that are out, in the order of their offsets."""
+
+    __slots__ = ("messages",)
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        next_offset: int,
+        columns: RecordColumns,
+        limits: BodyLimits,
+        messages: Sequence[PoppedMessage],
+    ) -> None:
+        super().__init__(queue, queue_offset, next_offset, columns, limits)
+        self.messages = messages
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, arguments = super().__reduce__()
+        return type(self), (*arguments, self.messages)
+
+    @classmethod
+    def each(cls, messages: Sequence[PoppedMessage]) -> Iterator[PoppedBatch]:
+        """The messages of each queue."""
+        queues: dict[MessageQueue, list[PoppedMessage]] = {}
+        for message in sorted(messages, key=lambda message: message.queue_offset):
+            queues.setdefault(message.queue, []).append(message)
+        for queue, those in queues.items():
+            yield cls._of_queue(queue, those)
+
+    @classmethod
+    def _of_queue(cls, queue: MessageQueue, messages: list[PoppedMessage]) -> PoppedBatch:
+        from headrace_protocol.columns import RecordColumns
+
+        columns = RecordColumns.from_records(b"".join(each.stored.encode() for each in messages))
+        first, last = messages[0], messages[-1]
+        return cls(
+            queue,
+            first.queue_offset,
+            last.queue_offset + 1,
+            columns,
+            first.body_limits,
+            messages,
+        )
+
+    def part(self, start: int, end: int) -> PoppedBatch:
+        """See ``MessageBatch.part``."""
+        if start <= 0 and end >= len(self):
+            return self
+        return PoppedBatch(
+            self.queue,
+            self.offset_at(start),
+            self.offset_at(end),
+            self.columns.select(slice(start, end)),
+            self.limits,
+            self.messages[start:end],
+        )
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return iter(self.messages)
+
+    def _message(self, index: int) -> ReceivedMessage:
+        return self.messages[index]

@@ -352,6 +352,9 @@ class MessageBatch(Sequence[ReceivedMessage]):
     def __getitem__(self, index: int | slice) -> ReceivedMessage | list[ReceivedMessage]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
+        return self._message(index)
+
+    def _message(self, index: int) -> ReceivedMessage:
         queue_offset = int(self.columns.queue_offset[index])
         return ReceivedMessage(self.queue, queue_offset, None, self, index)
 

@@ -11,14 +11,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from headrace import PoppedMessage, SimpleConsumer, blocking
+from headrace import Consumer, MessageQueue, PoppedMessage, SimpleConsumer, blocking
 from headrace.errors import (
+    AccessDenied,
     BrokerError,
     ClientClosed,
     ConfigurationError,
     HeadraceError,
     RequestTimeout,
 )
+from headrace_protocol.bodies import HeartbeatData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import COMPRESSED, BodyTooLarge
 from headrace_protocol.message import encode_record
@@ -30,17 +32,17 @@ from tests.support.popping import (
     ACK,
     ACKS,
     CHANGE,
+    EMPTY,
     POP,
     POP_TIME,
     answer,
     bodies,
     consuming,
     in_thread,
+    looping,
     popped,
 )
-from tests.support.scripted import (
-    Asked,
-)
+from tests.support.scripted import Asked, Scripted
 
 
 async def test_acks_that_wait_leave_together(autojump_clock: MockClock) -> None:
@@ -197,6 +199,226 @@ async def test_a_large_body_is_refused_when_it_is_read(autojump_clock: MockClock
         (message,) = await consumer.receive()
         with pytest.raises(BodyTooLarge, match=r"^T/broker-0/0@0: a ZLIB body of"):
             _ = message.body
+
+
+# -- of a Consumer that pops -----------------------------------------------------------------------
+
+
+def offsets_of(broker: Scripted, code: int) -> list[str]:
+    return [asked.ext["offset"] for asked in broker.asked if asked.code == code]
+
+
+def acknowledged(broker: Scripted) -> list[int]:
+    """The offsets of all acks, alone or together."""
+    found = [int(offset) for offset in offsets_of(broker, ACK)]
+    for asked in broker.asked:
+        if asked.code == ACKS:
+            for ack in BatchAckBody.decode(asked.body).acks:
+                found += ack.offsets()
+    return sorted(found)
+
+
+async def test_messages_of_a_loop_are_acknowledged_while_it_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1, 2, 3), EMPTY)
+        async for message in consumer:
+            if message.queue_offset == 2:
+                await trio.sleep(2)
+                assert acknowledged(broker) == [0, 1], "not only at the end of the answer"
+            if message.queue_offset == 3:
+                break
+    assert acknowledged(broker) == [0, 1, 2, 3]
+    assert not broker.count(CHANGE)
+    heartbeat = HeartbeatData.decode(broker.last(RequestCode.HEART_BEAT).body)
+    (group,) = heartbeat.consumer_data_set
+    assert group.consume_type == "CONSUME_POP"
+    assert [each.topic for each in group.subscription_data_set] == ["T"]
+
+
+async def test_messages_of_a_loop_stay_out_while_the_program_works(
+    autojump_clock: MockClock,
+) -> None:
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1), EMPTY)
+        async for message in consumer:
+            if message.queue_offset == 0:
+                await trio.sleep(100)
+                assert 12 <= broker.count(CHANGE) <= 14, "each of both every 15 s"
+                assert broker.last(CHANGE).ext["invisibleTime"] == "30000"
+                handle = broker.last(CHANGE).ext["extraInfo"]
+                assert parse(handle).invisible_time == 9000, "that of the answer before"
+            else:
+                assert isinstance(message, PoppedMessage)
+                await message.extend(600)
+                before = broker.count(CHANGE)
+                await trio.sleep(10)
+                assert broker.count(CHANGE) == before
+                break
+    assert acknowledged(broker) == [0, 1]
+
+
+async def fail_at_the_second(asked: list[Scripted]) -> None:
+    async with looping(retry_delay=7) as (consumer, brokers, _):
+        asked += brokers
+        brokers[0].answer(POP, popped(0, 1, 2), EMPTY)
+        async for message in consumer:
+            assert message.queue_offset == 0
+
+
+async def test_what_a_loop_leaves_is_returned(autojump_clock: MockClock) -> None:
+    brokers: list[Scripted] = []
+    with pytest.raises(ExceptionGroup):
+        await fail_at_the_second(brokers)
+    (broker,) = brokers
+    assert acknowledged(broker) == [0]
+    failed, unseen = (asked.ext for asked in broker.asked if asked.code == CHANGE)
+    # It failed on one, which is counted, and has not seen the other.
+    assert (failed["offset"], failed["invisibleTime"], failed.get("suspend")) == ("1", "7000", None)
+    assert (unseen["offset"], unseen["invisibleTime"], unseen["suspend"]) == ("2", "1000", "true")
+
+
+async def test_a_message_that_the_program_has_settled_is_left_alone(
+    autojump_clock: MockClock,
+) -> None:
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1, 2, 3), EMPTY)
+        async for message in consumer:
+            match message.queue_offset:
+                case 0:
+                    await message.retry(after=5)
+                case 1:
+                    await message.reject()
+                case 2:
+                    assert isinstance(message, PoppedMessage)
+                    await message.ack()
+                case _:
+                    await consumer.commit()
+                    break
+        assert offsets_of(broker, CHANGE) == ["0"]
+        assert acknowledged(broker) == [1, 2, 3]
+    assert acknowledged(broker) == [1, 2, 3]
+
+
+async def test_tasks_of_a_program_share_the_messages_of_a_loop(autojump_clock: MockClock) -> None:
+    async def work(consumer: Consumer, broker: Scripted) -> None:
+        async for message in consumer:
+            assert message.queue_offset in (2, 3)
+            if message.queue_offset == 3:
+                break
+        await consumer.commit()
+        assert acknowledged(broker) == [2, 3], "though the other has not done those before"
+
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1, 2, 3), EMPTY)
+        messages = aiter(consumer)
+        assert (await anext(messages)).queue_offset == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, consumer, broker)
+        assert (await anext(messages)).queue_offset == 1
+    assert acknowledged(broker) == [0, 1, 2, 3]
+
+
+async def test_acks_that_fail_are_sent_again_while_messages_are_out(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = Reply(code=ResponseCode.SYSTEM_BUSY)
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0), EMPTY)
+        broker.answer(ACK, busy, busy, Reply())
+        iterator = aiter(consumer)
+        await anext(iterator)
+        with pytest.raises(BrokerError):
+            await consumer.commit()
+        await trio.sleep(5)
+        assert broker.count(ACK) == 3
+        await consumer.commit()
+        assert broker.count(ACK) == 3
+    assert "acknowledging messages of group g" in caplog.text
+
+
+async def test_messages_that_are_lost_are_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0), EMPTY)
+        broker.answer(CHANGE, Reply(code=ResponseCode.NO_MESSAGE))
+        async for _message in consumer:
+            await trio.sleep(40)
+            break
+        assert broker.count(CHANGE) == 1
+    assert "1 messages were not kept out in time" in caplog.text
+    assert not acknowledged(broker)
+
+
+async def test_a_loop_waits_for_brokers_that_are_away(autojump_clock: MockClock) -> None:
+    async with looping() as (consumer, [broker], _):
+        busy = Reply(code=ResponseCode.SYSTEM_BUSY)
+        broker.answer(POP, busy, busy, popped(0), EMPTY)
+        async for message in consumer:
+            assert message.body == b"0"
+            break
+        assert not consumer.failures()
+        assert consumer.assignment == []
+        broker.answer(POP, busy)
+        await trio.sleep(30)
+        assert [(queue.topic, queue.queue_id) for queue in consumer.failures()] == [("T", -1)]
+        assert not consumer.failures(after_ms=60_000)
+
+
+async def test_a_loop_is_paused_and_told_of_missing_rights(autojump_clock: MockClock) -> None:
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1), EMPTY)
+        iterator = aiter(consumer)
+        await anext(iterator)
+        consumer.pause()
+        with trio.move_on_after(3) as paused:
+            await anext(iterator)
+        assert paused.cancelled_caught
+        consumer.resume()
+        assert (await anext(iterator)).body == b"1"
+        with pytest.raises(ConfigurationError, match="is not assigned to this member"):
+            consumer.pause([MessageQueue("T", "b", 0)])
+        broker.answer(
+            POP,
+            Reply(code=ResponseCode.NO_PERMISSION, remark="has no permission to access Topic:T"),
+        )
+        with trio.fail_after(60), pytest.raises(AccessDenied):
+            await anext(iterator)
+
+
+async def test_a_loop_holds_no_more_than_it_may(autojump_clock: MockClock) -> None:
+    async with looping(queue_messages_max=4) as (consumer, [broker], _):
+        broker.answer(POP, popped(0, 1, 2, 3), popped(4, 5), EMPTY)
+        iterator = aiter(consumer)
+        await anext(iterator)
+        await trio.sleep(5)
+        assert broker.count(POP) == 1, "there is no room"
+        assert broker.last(POP).ext["maxMsgNums"] == "4"
+        for _ in range(4):
+            message = await anext(iterator)
+        assert message.body == b"4"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mode": "push"}, "mode='push': must be 'pull' or 'pop'"),
+        ({"ordered": True}, "ordered= cannot be combined with mode='pop'"),
+        ({"strategy": "consistent_hash"}, "strategy= cannot"),
+        ({"offsets_topic": "o"}, "offsets_topic= cannot"),
+        ({"on_assigned": print}, "on_assigned= cannot"),
+        ({"broadcast": True}, "broadcast= cannot"),
+        ({"start": 5}, "start=5: must be 'earliest' or 'latest'"),
+        ({"retry_delay": 0}, "retry_delay=0: must be more than 0"),
+        ({"offsets_dir": "/d"}, "requires broadcast=True"),
+    ],
+)
+def test_options_that_a_popping_consumer_has_no_use_for(options: Any, reason: str) -> None:
+    how: dict[str, Any] = {"mode": "pop", "nameserver": "localhost:1"} | options
+    with pytest.raises(ConfigurationError, match=reason):
+        Consumer("g", "T", **how)
 
 
 # -- on other loops --------------------------------------------------------------------------------

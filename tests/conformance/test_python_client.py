@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -332,6 +333,27 @@ async def take_out_and_settle(nameserver: str, topic: str) -> None:
     assert bodies(await read(nameserver, f"%DLQ%G_{topic}", 1)) == [found[18].body]
 
 
+async def pop_in_a_loop(nameserver: str, topic: str) -> None:
+    await make_topic(nameserver, topic)
+    sent, seen = messages(topic, 50), Counter[bytes]()
+    async with Producer(nameserver=nameserver, timeout_ms=TIMEOUT_MS) as producer:
+        await producer.send_many(sent)
+    async with Consumer(
+        f"G_{topic}", topic, mode="pop", retry_delay=1, nameserver=nameserver
+    ) as consumer:
+        async for message in consumer:
+            assert message.topic == topic
+            seen[message.body] += 1
+            if message.body == sent[7].body and not message.reconsume_times:
+                await message.retry()
+            if sum(seen.values()) == len(sent) + 1:
+                break
+    assert seen == Counter(message.body for message in [*sent, sent[7]])
+    async with SimpleConsumer(f"G_{topic}", topic, nameserver=nameserver) as rest:
+        # Behind the time for which they were out.
+        assert await rest.receive(wait=35) == []
+
+
 CHECKS = (
     administer,
     be_refused,
@@ -339,6 +361,7 @@ CHECKS = (
     consume_in_order,
     create_topic_by_sending,
     look_up,
+    pop_in_a_loop,
     pull_by_tag,
     pull_seek_and_commit,
     reset_a_group,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from headrace import PoppedMessage, SimpleConsumer
+from headrace import Consumer, PoppedMessage, SimpleConsumer
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.pop.handle import TopicKind
@@ -71,15 +71,38 @@ CHANGED = Reply(
 async def consuming(
     brokers: int = 1, topics: Any = "T", **options: Any
 ) -> AsyncIterator[tuple[SimpleConsumer, list[Scripted], Scripted]]:
-    cluster = scripted_cluster(brokers)
-    async with cluster as (nameserver, masters, network):
+    async with (
+        _popped_cluster(brokers) as (nameserver, masters, at),
+        SimpleConsumer("g", topics, **at, **options) as consumer,
+    ):
+        yield consumer, masters, nameserver
+
+
+@contextlib.asynccontextmanager
+async def looping(
+    brokers: int = 1, **options: Any
+) -> AsyncIterator[tuple[Consumer, list[Scripted], Scripted]]:
+    """A Consumer that pops."""
+    async with (
+        _popped_cluster(brokers) as (nameserver, masters, at),
+        Consumer("g", "T", mode="pop", **at, **options) as consumer,
+    ):
+        yield consumer, masters, nameserver
+
+
+@contextlib.asynccontextmanager
+async def _popped_cluster(
+    brokers: int,
+) -> AsyncIterator[tuple[Scripted, list[Scripted], dict[str, Any]]]:
+    async with scripted_cluster(brokers) as (nameserver, masters, network):
         for master in masters:
             master.answer(POP, EMPTY)
             master.answer(CHANGE, CHANGED)
-        async with SimpleConsumer(
-            "g", topics, nameserver=nameserver.address, connect=network.connect, **options
-        ) as consumer:
-            yield consumer, masters, nameserver
+        yield (
+            nameserver,
+            masters,
+            {"nameserver": nameserver.address, "connect": network.connect},
+        )
 
 
 def bodies(messages: Iterable[PoppedMessage]) -> list[bytes]:

@@ -135,6 +135,10 @@ class Assignment:
         if self._member.ordered:
             tasks.start_soon(self._renew_locks_regularly)
 
+    def read_queues(self) -> list[ProcessQueue]:
+        """The queues that this member reads."""
+        return [*self.process_queues.values()]
+
     async def commit(self) -> None:
         """Commit all processed messages, and wait until the brokers confirm."""
         await self._commit_confirmed(self.process_queues.values())

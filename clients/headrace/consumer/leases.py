@@ -24,7 +24,7 @@ from headrace_protocol.pop.headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -47,23 +47,26 @@ class _Batch:
     outcomes: by message, its error or None; without one the client was closed before the answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, client: str) -> None:
+        self._client = client
         self.messages: dict[int, PoppedMessage] = {}
         self.outcomes: dict[int, HeadraceError | None] = {}
         self.done = anyio.Event()
 
     def error_of(self, message: PoppedMessage) -> HeadraceError | None:
         """The error of a message once ``done`` is set."""
-        return self.outcomes.get(id(message), ClientClosed("SimpleConsumer"))
+        return self.outcomes.get(id(message), ClientClosed(self._client))
 
 
 class MemberLeases:
     """Settles the messages of one member of a group; see PoppedMessage.
 
     Acks leave at once if none of that broker is under way, or else together when it is answered.
+    client: name of the consumer's class, for errors.
     """
 
-    def __init__(self, instance: ClientInstance, group: str) -> None:
+    def __init__(self, instance: ClientInstance, group: str, client: str) -> None:
+        self.client = client
         self._instance = instance
         self._group = group
         self._tasks: TaskGroup | None = None
@@ -114,16 +117,13 @@ class MemberLeases:
 
     async def ack_all(self, messages: Sequence[PoppedMessage]) -> None:
         """Acknowledge messages. Raises the error of the first that failed."""
-        self._instance.check_open("SimpleConsumer")
+        self._instance.check_open(self.client)
         with self._settling("ack", messages):
             await self._acked(messages)
         _end_processing(messages)
 
     async def _acked(self, messages: Sequence[PoppedMessage]) -> None:
-        parts: defaultdict[str, list[PoppedMessage]] = defaultdict(list)
-        for message in messages:
-            parts[message.queue.broker_name].append(message)
-        batches = {name: self._join(name, part) for name, part in parts.items()}
+        batches = {name: self._join(name, part) for name, part in by_broker(messages).items()}
         for batch in batches.values():
             await batch.done.wait()
         for message in messages:
@@ -131,7 +131,7 @@ class MemberLeases:
                 raise error
 
     def _join(self, broker_name: str, messages: list[PoppedMessage]) -> _Batch:
-        batch = self._waiting.setdefault(broker_name, _Batch())
+        batch = self._waiting.setdefault(broker_name, _Batch(self.client))
         batch.messages |= {id(message): message for message in messages}
         if broker_name not in self._sending:
             assert self._tasks is not None
@@ -205,14 +205,14 @@ class MemberLeases:
 
     async def extend(self, message: PoppedMessage, seconds: float) -> None:
         """See ``PoppedMessage.extend``."""
-        self._instance.check_open("SimpleConsumer")
+        self._instance.check_open(self.client)
         invisible_ms = milliseconds("seconds", seconds)
         with self._settling("extend", [message]):
             await self._change(message, invisible_ms)
 
     async def retry(self, message: PoppedMessage, after: float | None) -> None:
         """See ``PoppedMessage.retry``."""
-        self._instance.check_open("SimpleConsumer")
+        self._instance.check_open(self.client)
         if after is None:
             level = min(_FIRST_LEVEL + max(0, message.reconsume_times), len(LEVELS_S) - 1)
             after = LEVELS_S[level]
@@ -223,7 +223,7 @@ class MemberLeases:
 
     async def reject(self, message: PoppedMessage) -> None:
         """See ``PoppedMessage.reject``."""
-        self._instance.check_open("SimpleConsumer")
+        self._instance.check_open(self.client)
         with self._settling("reject", [message]):
             await self._send_to_dead_letters(message)
             await self._acked([message])
@@ -243,7 +243,7 @@ class MemberLeases:
 
     async def reply(self, message: PoppedMessage, body: bytes) -> None:
         """See ``PoppedMessage.reply``."""
-        self._instance.check_open("SimpleConsumer")
+        self._instance.check_open(self.client)
         await reply(self._instance, self._group, message, body)
 
     async def try_ack(self, messages: Sequence[PoppedMessage]) -> None:
@@ -284,6 +284,14 @@ class MemberLeases:
             invisible_time=changed.invisible_time,
             revive_queue_id=changed.revive_qid,
         )
+
+
+def by_broker(messages: Iterable[PoppedMessage]) -> dict[str, list[PoppedMessage]]:
+    """The messages of each broker."""
+    brokers: dict[str, list[PoppedMessage]] = {}
+    for message in messages:
+        brokers.setdefault(message.queue.broker_name, []).append(message)
+    return brokers
 
 
 def _end_processing(messages: Sequence[PoppedMessage]) -> None:

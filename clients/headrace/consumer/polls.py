@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from headrace.consumer.pops import Pop
+from headrace.consumer.process_queue import Failure
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.pacing import Pacer, pause_after
+from headrace_protocol.bodies import MessageQueue
+from headrace_protocol.pop.headers import ANY_QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -104,16 +107,31 @@ class Polls:
         self._kept: list[_Kept] = []
         self._calls: list[Receive] = []
         self._changed = anyio.Event()
+        self._failures: dict[_Place, Failure] = {}
 
     def open(self, tasks: TaskGroup) -> None:
         """Begin to poll, in tasks of the client."""
         self._tasks = tasks
         self._polled.clear()
+        self._failures.clear()
 
     async def close(self) -> None:
         """Give back what nobody has received."""
         kept, self._kept = self._kept, []
         await self._leases.give_back([each.message for each in kept])
+
+    @property
+    def failures(self) -> dict[MessageQueue, Failure]:
+        """Topics at brokers that can't be asked now; each has all its queues in one."""
+        return {
+            MessageQueue(place.subscription.topic, place.broker_name, ANY_QUEUE): failure
+            for place, failure in self._failures.items()
+        }
+
+    async def check_topics(self) -> None:
+        """Raise the error of a topic that has no route, or can't be taken out."""
+        for subscription in self._subscriptions:
+            await self._brokers(subscription.topic)
 
     async def receive(self, call: Receive) -> list[PoppedMessage]:
         """Messages for a call; none if none came in time. Raises as SimpleConsumer.receive."""
@@ -139,7 +157,7 @@ class Polls:
             # A topic without a route has no task that would try again.
             with anyio.move_on_after(min(left_s, _PAUSE_S) if call.failures else left_s):
                 await self._changed.wait()
-            self._instance.check_open("SimpleConsumer")
+            self._instance.check_open(self._leases.client)
         return messages
 
     def _take(self, count: int) -> list[PoppedMessage]:
@@ -182,7 +200,7 @@ class Polls:
         if route.is_static:
             raise ConfigurationError(
                 f"{topic} is a static topic, whose messages can't be taken out: read it with a "
-                "Consumer"
+                "Consumer that pulls"
             )
         return sorted({queue.broker_name for queue in route.read_queues})
 
@@ -243,6 +261,12 @@ class Polls:
         return bool(popped.messages or popped.others)
 
     def _note(self, place: _Place, error: HeadraceError | None) -> None:
+        if error is None:
+            self._failures.pop(place, None)
+        else:
+            known = self._failures.get(place)
+            since = known.since if known else anyio.current_time()
+            self._failures[place] = Failure(since, error)
         for call in self._calls:
             call.note(place, error)
         self._notify()

@@ -74,10 +74,14 @@ class Delivery:
         return self.batch.offset_at(self.handed_out_count)
 
     @property
+    def processed_count(self) -> int:
+        """Number of messages of the batch that are processed."""
+        return max(self._processed_count, self.handed_out_count - self._current_max)
+
+    @property
     def processed_offset(self) -> int:
         """Offset before which all messages of the batch are processed."""
-        current_start = self.handed_out_count - self._current_max
-        return self.batch.offset_at(max(self._processed_count, current_start))
+        return self.batch.offset_at(self.processed_count)
 
     @property
     def remaining_count(self) -> int:

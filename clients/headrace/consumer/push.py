@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 import anyio
 
@@ -18,8 +18,9 @@ from headrace.consumer.inbox import (
     time_after,
 )
 from headrace.consumer.local_offsets import LocalOffsetStore
+from headrace.consumer.popping import PoppedShare
 from headrace.consumer.process_queue import Limits
-from headrace.consumer.returns import NoReturns, Returns
+from headrace.consumer.returns import NoReturns, Retries, Returns
 from headrace.consumer.running_info import running_info
 from headrace.consumer.start import (
     DEFAULT_START,
@@ -44,7 +45,7 @@ from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
 from headrace.typed import Typed, ValueIterator
-from headrace.values import now_ms
+from headrace.values import now_ms, shown
 from headrace_protocol.admin_headers import GetConsumerStatusHeader
 from headrace_protocol.bodies import ConsumerData, ConsumerStatusBody, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -71,6 +72,14 @@ _LEAVE_S = 5.0
 # RocketMQ's name of an instance. Each start of a broadcasting consumer must find its file again.
 _INSTANCE = "DEFAULT"
 _NOT_OF_BROADCASTING = ("ordered", "strategy", "max_attempts", "retry_delay", "offsets_topic")
+_NOT_OF_POPPING = (
+    "ordered",
+    "broadcast",
+    "strategy",
+    "offsets_topic",
+    "on_assigned",
+    "on_revoked",
+)
 
 
 class Consumer(Startable):
@@ -84,6 +93,9 @@ class Consumer(Startable):
         ``{"orders": "created || paid"}``, ``"*"`` for all tags. The topics must exist.
     filter: SQL92 condition on properties, instead of tags, which brokers evaluate:
         ``"price > 5 AND region IN ('EU', 'US')"``; or a condition for each topic, as a mapping.
+    mode: "pull" reads the queues of this member's share. "pop" takes messages out of all queues,
+        as a SimpleConsumer does: any number of members can work on one queue, in no order. See
+        "Popping in a loop" in docs/clients.md.
     start: where a group starts that has committed nothing yet: "earliest", "latest", a datetime or
         milliseconds since 1970.
     ordered: lock each queue at its broker, so that two members never process it at the same time,
@@ -128,6 +140,7 @@ class Consumer(Startable):
         group: str,
         topics: str | Iterable[str] | Mapping[str, str],
         *,
+        mode: Literal["pull", "pop"] = "pull",
         filter: Filters = None,  # noqa: A002 - as users call it
         nameserver: str | Sequence[str] | None = None,
         start: Start = DEFAULT_START,
@@ -171,38 +184,35 @@ class Consumer(Startable):
             self._typed.check_handles_bad()
         elif offsets_dir is not None:
             raise ConfigurationError(f"offsets_dir={str(offsets_dir)!r} requires broadcast=True")
-        self._subscriptions = _subscriptions(group, expressions, filter, retries=not broadcast)
+        shared = (ordered, broadcast, strategy is not averagely, offsets_topic)
+        self._pops = _is_popping(mode, start, (*shared, on_assigned, on_revoked))
+        retries = not (broadcast or self._pops)
+        self._subscriptions = _subscriptions(group, expressions, filter, retries=retries)
         name = _INSTANCE if broadcast else None
         self._instance = ClientInstance(nameserver, connect=connect, how=how, instance_name=name)
-        if broadcast:
-            self._offsets: OffsetStore = LocalOffsetStore(self._instance, group, offsets_dir)
-        else:
-            self._offsets = offset_store(self._instance, offsets_topic)
+        self._offsets = self._new_offsets(offsets_dir, offsets_topic)
         self._inbox = Inbox("Consumer", ordered=ordered, current_user=self._current_user)
-        self._assignment = self._new_assignment()
-        self._inbox.returns = self._new_returns(max_attempts, retry_delay)
-
-    def _new_assignment(self) -> Assignment:
-        return Assignment(
-            self._instance, self._member, self._subscriptions, self._inbox, self._offsets
-        )
-
-    def _new_returns(
-        self, max_attempts: int | None, retry_delay: float | None
-    ) -> Returns | NoReturns:
-        max_attempts = check_count("max_attempts", max_attempts)
         self._direct = DirectMessages(self._inbox, self._member.body_limits)
+        max_attempts = check_count("max_attempts", max_attempts)
+        self._assignment = self._new_share(Retries(max_attempts, retry_delay))
+
+    def _new_offsets(self, folder: str | Path | None, topic: str | None) -> OffsetStore:
         if self._member.broadcast:
-            return NoReturns(self._instance, self.group)
-        return Returns(
-            self._instance,
-            self._member,
-            self._inbox,
-            self._assignment,
-            self._direct.returned,
-            max_attempts=max_attempts,
-            retry_delay=retry_delay,
+            return LocalOffsetStore(self._instance, self.group, folder)
+        return offset_store(self._instance, topic)
+
+    def _new_share(self, retries: Retries) -> Assignment | PoppedShare:
+        """What this member gets of its group; and the inbox's way back."""
+        instance, member, inbox = self._instance, self._member, self._inbox
+        if self._pops:
+            return PoppedShare(instance, member, self._subscriptions, inbox, retries)
+        share = Assignment(instance, member, self._subscriptions, inbox, self._offsets)
+        inbox.returns = (
+            NoReturns(instance, self.group)
+            if member.broadcast
+            else Returns(instance, member, inbox, share, self._direct.returned, retries)
         )
+        return share
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -372,7 +382,7 @@ class Consumer(Startable):
         self._instance.check_open("Consumer")
         assigned = self._assignment.process_queues
         if queues is None:
-            return list(assigned.values())
+            return self._assignment.read_queues()
         try:
             return [assigned[check_queue(queue)] for queue in queues]
         except KeyError as error:
@@ -392,6 +402,7 @@ class Consumer(Startable):
         self._instance.consumers = [
             ConsumerData(
                 group_name=self.group,
+                consume_type="CONSUME_POP" if self._pops else "CONSUME_PASSIVELY",
                 message_model="BROADCASTING" if self._member.broadcast else "CLUSTERING",
                 consume_from_where=consume_from_where(self._member.start),
                 subscription_data_set=[subscription.data() for subscription in self._subscriptions],
@@ -402,8 +413,10 @@ class Consumer(Startable):
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._on_reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._on_status,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._direct.asked,
         }
+        if not self._pops:
+            # A message that is sent back from there goes to a topic that nobody pops.
+            self._instance.handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._direct.asked
 
     def _on_group_changed(self, _connection: AsyncConnection, _request: RequestReceived) -> None:
         self._assignment.group_changed.set()
@@ -443,6 +456,25 @@ def _check_not_given(values: Iterable[object]) -> None:
                 f"{name}= cannot be combined with broadcast=True: a broadcasting consumer reads "
                 "all queues without locks, keeps its own progress, and returns no messages"
             )
+
+
+def _is_popping(mode: str, start: Start, values: Iterable[object]) -> bool:
+    """Whether a consumer pops. Raises ConfigurationError for an option that it has no use for."""
+    if mode not in ("pull", "pop"):
+        raise ConfigurationError(f"mode={shown(mode)}: must be 'pull' or 'pop'")
+    if mode == "pull":
+        return False
+    for name, value in zip(_NOT_OF_POPPING, values, strict=True):
+        if value:
+            raise ConfigurationError(
+                f"{name}= cannot be combined with mode='pop': its group shares messages, in no "
+                "order, and no member has queues"
+            )
+    if start not in ("earliest", "latest"):
+        raise ConfigurationError(
+            f"start={shown(start)}: must be 'earliest' or 'latest' with mode='pop'"
+        )
+    return True
 
 
 def _subscriptions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.delays import LONGEST_S, level_of
 from headrace.errors import ConfigurationError
@@ -27,6 +27,13 @@ _LONGER_EACH_TIME = 0
 _ORDERED_S_MIN = 0.01
 _ORDERED_S_MAX = 30.0
 _ORDERED_S = 1.0
+
+
+class Retries(NamedTuple):
+    """Consumer's ``max_attempts`` and ``retry_delay``."""
+
+    max_attempts: int | None
+    delay_s: float | None
 
 
 class NoReturns:
@@ -70,9 +77,7 @@ class Returns:
         inbox: Inbox,
         assignment: Assignment,
         on_returned: Callable[[ReceivedMessage], None],
-        *,
-        max_attempts: int | None,
-        retry_delay: float | None,
+        retries: Retries,
     ) -> None:
         self._instance = instance
         self._group = member.group
@@ -80,10 +85,10 @@ class Returns:
         self._assignment = assignment
         self._on_returned = on_returned
         self._ordered = member.ordered
-        self._max_attempts = max_attempts
-        self._retry_delay = retry_delay
-        if retry_delay is not None:
-            self._check_delay("retry_delay", retry_delay)
+        self._max_attempts = retries.max_attempts
+        self._retry_delay = retries.delay_s
+        if retries.delay_s is not None:
+            self._check_delay("retry_delay", retries.delay_s)
 
     async def retry(self, message: ReceivedMessage, after: float | None) -> None:
         """See ``ReceivedMessage.retry``."""

@@ -82,7 +82,7 @@ class SimpleConsumer(Startable):
         self._typed = Typed.of(expressions, model, on_bad)
         self._subscriptions = subscriptions_of(group, expressions, filter)
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
-        self._leases = MemberLeases(self._instance, self.group)
+        self._leases = MemberLeases(self._instance, self.group, "SimpleConsumer")
         member = PopMember(self.group, start == "latest", BodyLimits(body_bytes_max))
         self._polls = Polls(self._instance, member, self._subscriptions, self._leases)
 
