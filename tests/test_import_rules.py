@@ -192,6 +192,7 @@ MAY_IMPORT = {
         "headrace_broker.consumer",
         "headrace_broker.core",
         "headrace_broker.inner",
+        "headrace_broker.message_demands",
         "headrace_broker.statistics",
     },
     "headrace_broker.schedule": INNER

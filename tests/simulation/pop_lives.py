@@ -20,6 +20,7 @@ import trio
 from headrace_broker.pop import pop_log
 from headrace_broker.pop.feature import Pop
 from headrace_broker.pop.parts import PopParts
+from headrace_broker.timer.timers import Timers
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
@@ -101,7 +102,7 @@ class PopLife(WaitingLife):
     def __init__(self, lives: PopLives, files: FaultyFiles) -> None:
         super().__init__(lives, files)
         self.pops = lives.popped
-        self.services = services_of(self.broker.services, Pop)
+        self.services = services_of(self.broker.services, Pop, Timers)
         self.steps = [
             *[self.send] * 4,
             *[self.pop] * 6,
@@ -310,7 +311,7 @@ class PopLives(WaitingLives):
 
     name = "broker with pops"
     clock_type = WaitingClock
-    constants = ((pop_log, "FILE_BYTES", 8192),)
+    constants = (*WaitingLives.constants, (pop_log, "FILE_BYTES", 8192))
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -258,7 +258,7 @@ class WaitingLives(Lives[WaitingLife]):
     name = "broker with messages that wait"
     clock_type = WaitingClock
     # A wheel of seven days is 38 MB, which the disk would have to compare at each power cut.
-    constants = ((wheel, "WHEEL_SLOTS", WHEEL_SLOTS),)
+    constants: ClassVar[tuple[tuple[Any, str, Any], ...]] = ((wheel, "WHEEL_SLOTS", WHEEL_SLOTS),)
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

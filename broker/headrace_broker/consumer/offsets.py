@@ -66,15 +66,32 @@ class _Table:
         self.offsets: dict[Key, Offsets] = {_split(key): value for key, value in loaded.items()}
         # Dicts, so that the file has the order of the changes.
         self._changed: dict[Key, None] = dict.fromkeys(self.offsets)
+        # By topic, group and queue, offsets that the file has in the place of these.
+        self._saved: dict[Key, Offsets] = {}
         self._uncopied: dict[Key, None] = {}  # changes that a save has yet to copy
         self._copies: dict[Key, Offsets | None] = {}
         self._texts: dict[Key, bytes] = {}  # owned by the thread that saves
 
-    def put(self, key: Key, queue_id: int, offset: int) -> None:
+    def put(self, key: Key, queue_id: int, offset: int, saved: int | None = None) -> None:
+        """saved: the offset that the file has instead."""
         offsets = self.offsets.get(key)
         if offsets is None or offsets.get(queue_id) != offset:
             self._before_change(key)
             self.offsets.setdefault(key, {})[queue_id] = offset
+        if saved is not None or self._saved:
+            self._save_as(key, queue_id, None if saved == offset else saved)
+
+    def _save_as(self, key: Key, queue_id: int, saved: int | None) -> None:
+        found = self._saved.get(key, {})
+        if found.get(queue_id) == saved:
+            return
+        self._before_change(key)
+        if saved is not None:
+            self._saved.setdefault(key, found)[queue_id] = saved
+            return
+        del found[queue_id]
+        if not found:
+            del self._saved[key]
 
     def add(self, key: Key) -> None:
         self._before_change(key)
@@ -82,12 +99,14 @@ class _Table:
 
     def remove(self, key: Key, queue_id: int) -> None:
         self._before_change(key)
+        self._save_as(key, queue_id, None)
         del self.offsets[key][queue_id]
 
     def delete(self, key: Key) -> None:
         if key in self.offsets:
             self._before_change(key)
             del self.offsets[key]
+            self._saved.pop(key, None)
 
     def _before_change(self, key: Key) -> None:
         if key in self._uncopied:
@@ -97,7 +116,7 @@ class _Table:
     def _copy(self, key: Key) -> None:
         del self._uncopied[key]
         offsets = self.offsets.get(key)
-        self._copies[key] = None if offsets is None else dict(offsets)
+        self._copies[key] = None if offsets is None else offsets | self._saved.get(key, {})
 
     def begin_copying(self) -> None:
         """Fix the state that a save writes."""
@@ -148,9 +167,10 @@ class _Table:
 class ConsumerOffsets:
     """Committed and pulled offsets of all groups, and resets for their next pulls.
 
-    on_moved: called when anybody but ``settle`` changes an offset. before_save: awaited before what
-    changed is saved; returns why it can't be. None while no group pops. save_problem: the same for
-    a save that waits for nothing, when all else is on disk.
+    is_ours: False if another broker had written the file last, at the start. on_moved: called when
+    anybody but ``settle`` changes an offset. before_save: awaited before what changed is saved;
+    returns why it can't be. None while no group pops. save_problem: the same for a save that waits
+    for nothing, when all else is on disk.
     """
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
@@ -164,6 +184,7 @@ class ConsumerOffsets:
         self._now_ms = now_ms
         found = load_table(file, _parse)
         loaded = found or ConsumerOffsetSerializeWrapper()
+        self.is_ours = file.is_ours
         self.data_version: DataVersion = loaded.data_version
         self._committed = _Table(loaded.offset_table)
         self._pulled = _Table(loaded.pull_offset_table)
@@ -240,11 +261,14 @@ class ConsumerOffsets:
             self.data_version = next_version(self.data_version, self._now_ms())
         return True
 
-    def settle(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Record what a group that pops has consumed; it knows of all resets."""
+    def settle(self, group: str, topic: str, queue_id: int, offset: int, saved: int) -> None:
+        """Record what a group that pops has consumed; it knows of all resets.
+
+        saved: what the file says instead, for other brokers.
+        """
         key = (topic, group)
         take_reset(self._resets, key, queue_id)
-        self._record(key, queue_id, offset)
+        self._record(key, queue_id, offset, saved)
 
     def expect(self, group: str, topic: str) -> None:
         """Note that ``group`` reads ``topic``, also if it has committed nothing at this broker.
@@ -472,10 +496,10 @@ class ConsumerOffsets:
             topic, group = key
             self.on_moved(group, topic, queue_id, offset)
 
-    def _record(self, key: Key, queue_id: int, offset: int) -> None:
+    def _record(self, key: Key, queue_id: int, offset: int, saved: int | None = None) -> None:
         if key not in self._committed.offsets:
             self._index_pair(key)
-        self._committed.put(key, queue_id, offset)
+        self._committed.put(key, queue_id, offset, saved)
         self._is_dirty = True
 
     def _index_pair(self, key: Key) -> None:

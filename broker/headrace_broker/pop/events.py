@@ -25,8 +25,8 @@ class Kind(IntEnum):
 
     # number, group, topic, queue id, next offset; what was out of the queue stays.
     QUEUE = 0
-    # number, offsets, physical offset, pop time, invisible ms, revive queue, origin, settled;
-    # of an orderly POP also its attempt, its counts and its times.
+    # number, offsets, physical offset, pop time, invisible ms, revive queue, origin, settled,
+    # named; of an orderly POP also its attempt, its counts and its times.
     CHECKPOINT = 1
     # number, next offset.
     MOVE = 2
@@ -38,6 +38,8 @@ class Kind(IntEnum):
     RESET = 5
     # number.
     FORGET = 6
+    # As REVIVE: the bits that the log says in Apache's form; -1 once nothing is to come of it.
+    NAME = 7
 
 
 def queue_event(queue: PopQueue) -> Event:
@@ -60,6 +62,7 @@ def checkpoint_event(checkpoint: Checkpoint) -> Event:
         checkpoint.revive_qid,
         checkpoint.origin,
         checkpoint.settled,
+        checkpoint.named,
         *more,
     )
 

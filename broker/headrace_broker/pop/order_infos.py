@@ -123,7 +123,7 @@ class OrderInfos:
             return
         if batch is not None:
             self._pops.give_back(batch)
-        if len(queue):
+        if queue.has_out:
             return  # it is out without an order
         made_at = self._topics.incarnations.created_at(topic)
         taken = Taken(queue, offsets, made_at, info.popTime, max(info.i or 0, 0))

@@ -12,6 +12,7 @@ import trio
 from headrace_broker.pop import pop_log
 from headrace_broker.pop.acks import AckProcessor
 from headrace_broker.pop.order_infos import FILE_NAME, OrderInfos
+from headrace_broker.pop.peer_forms import PeerForms
 from headrace_broker.pop.peer_pops import PeerPops
 from headrace_broker.pop.pop_log import PopLog
 from headrace_broker.pop.popping import Popping
@@ -85,6 +86,7 @@ class PopParts:
         self.peer_pops = PeerPops(
             store, tables, config.broker_cluster_name, self.pops, self.progress
         )
+        self.peer_forms = PeerForms(config, store, core.messages, self.pops, self.progress)
         self.functions: dict[int, RequestFunction] = {**pops.functions(), **acks.functions()}
         tables.offsets.on_moved = self._moved
         tables.offsets.before_save = self.progress.bring_to_disk
@@ -110,12 +112,17 @@ class PopParts:
             nursery.start_soon(self.progress.run)
             nursery.start_soon(self.revive.run)
             nursery.start_soon(self.peer_pops.run)
+            nursery.start_soon(self.peer_forms.run)
             nursery.start_soon(self.order_infos.run)
 
     def finish(self) -> None:
-        """Bring everything to disk, before the groups' offsets. Raises OSError."""
+        """Bring everything to disk, before the groups' offsets. Raises OSError.
+
+        What is out is also there in the form of Apache's brokers then.
+        """
         try:
             if self._store.commit_log.life.is_writable:
+                self.peer_forms.write()
                 self._store.flusher.flush_log_now()
             self.progress.finish()
         finally:

@@ -1,7 +1,8 @@
 """Checkpoints and acks that Apache's broker left in its revive topic.
 
 Its timers deliver a checkpoint there a second before its messages become visible, and each ack when
-they do. From here on they are checkpoints like all others, which revives find.
+they do. From here on they are checkpoints like all others, which revives find. Those that this
+broker wrote are known already.
 Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/pop/test_peer_pops.py.
 """
 
@@ -17,7 +18,7 @@ import trio
 
 from headrace_broker.pop.pop_queue import Checkpoint, Origin
 from headrace_broker.pop.reading import when_ready
-from headrace_broker.pop.revive_topic import unread
+from headrace_broker.pop.revive_topic import next_unread, unread
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.store_source import GetStatus
 from headrace_protocol import fastjson
@@ -42,6 +43,8 @@ _AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 256 * 1024
 # An ack is delivered by a timer, which is exact to a second or so.
 _ACK_MS: Final = 3000
+# Time for messages that are due to be stored again.
+_REVIVE_MS: Final = 1000
 _MESSAGES_MAX: Final = 64
 
 # Their sums are int64s too.
@@ -57,7 +60,7 @@ class _Checkpoint(msgspec.Struct):
     """The body of a message tagged ``ck``.
 
     so: the offset at which the POP began; d: distances from there, ascending, of its n messages;
-    None if they are neighbours from there on. bm: bits of what is acked.
+    None if they are neighbours from there on. bm: bits of what is acked. sp: given back.
     """
 
     so: _Number
@@ -69,6 +72,7 @@ class _Checkpoint(msgspec.Struct):
     c: _Name
     bm: Int64 = 0
     d: _Distances | None = None
+    sp: bool = False
 
 
 class _Ack(msgspec.Struct):
@@ -129,11 +133,10 @@ class PeerPops:
         queue = self._store.find_queue(self._topic, queue_id)
         if queue is None:
             return False
-        first = self._offsets.query(REVIVE_GROUP, self._topic, queue_id) or 0
+        first = self._next_offset(queue_id)
         get = self._store.source(queue).get
         result = await when_ready(partial(get, first, count_max, _BYTES_AT_ONCE, None))
-        if result.next_offset == first:
-            return False
+        next_offset = result.next_offset
         if result.status is GetStatus.FOUND:
             try:
                 messages = decode_records(b"".join(result.buffers))
@@ -143,20 +146,38 @@ class PeerPops:
                 messages = []
                 self._note_unreadable(queue_id, first, error)
             for message in messages:
-                self._take(message)
-        # Together with what it counts: both are saved in this order.
+                if not self._take(message):
+                    next_offset = message.queue_offset
+                    break
+        if next_offset == first:
+            return False
+        # With what it counts, so that a kill separates neither from the other.
+        self._move(queue_id, next_offset)
         self._progress.write_out()
-        self._offsets.settle(REVIVE_GROUP, self._topic, queue_id, result.next_offset)
-        return True
+        return next_offset == result.next_offset
 
-    def _take(self, message: StoredMessage) -> None:
+    def _next_offset(self, queue_id: int) -> int:
+        queue = self._pops.find(REVIVE_GROUP, self._topic, queue_id)
+        if queue is not None:
+            return queue.next_offset
+        return next_unread(self._offsets, self._topic, queue_id)
+
+    def _move(self, queue_id: int, next_offset: int) -> None:
+        queue = self._pops.find(REVIVE_GROUP, self._topic, queue_id)
+        if queue is None:
+            self._pops.open(REVIVE_GROUP, self._topic, queue_id, next_offset)
+        else:
+            self._pops.move(queue, next_offset)
+
+    def _take(self, message: StoredMessage) -> bool:
+        """Learn from a message; False if that must wait."""
         try:
             if message.tags == "ck":
-                self._adopt(fastjson.decode(message.body, _Checkpoint))
-            else:
-                self._ack(fastjson.decode(message.body, _Ack))
+                return self._adopt(fastjson.decode(message.body, _Checkpoint), message.queue_id)
+            self._ack(fastjson.decode(message.body, _Ack))
         except (ValueError, msgspec.MsgspecError) as error:
             self._note_unreadable(message.queue_id, message.queue_offset, error)
+        return True
 
     def _note_unreadable(self, queue_id: int, queue_offset: int, error: Exception) -> None:
         self.unreadable += 1
@@ -167,25 +188,43 @@ class PeerPops:
             reason=str(error),
         )
 
-    def _adopt(self, found: _Checkpoint) -> None:
-        """Raises ValueError for what no broker writes."""
+    def _adopt(self, found: _Checkpoint, revive_qid: int) -> bool:
+        """Take over what was popped; False if that must wait.
+
+        Raises ValueError for what no broker writes.
+        """
         offsets, settled = _messages(found)
         if self._topics.get(found.t) is None:
-            return  # the topic was deleted
+            return True  # the topic was deleted
         queue = self._pops.find(found.c, found.t, found.q)
         if queue is None:
             committed = self._offsets.query(found.c, found.t, found.q)
             first = offsets[-1] + 1 if committed is None else committed
             queue = self._pops.open(found.c, found.t, found.q, first)
-        if queue.get((offsets[0], found.pt)) is not None:
-            return
+        known = queue.get((offsets[0], found.pt))
+        now_ms = self._store.clock.now_ms()
+        if known is not None:
+            return self._end_name(known, now_ms)
         made_at = self._topics.incarnations.created_at(found.t)
+        origin = Origin.SUSPENDED if found.sp else Origin.EXTENDED
         checkpoint = Checkpoint(
-            queue, offsets, made_at, found.pt, found.it, 0, Origin.EXTENDED, settled
+            queue, offsets, made_at, found.pt, found.it, revive_qid, origin, settled
         )
         if not checkpoint.is_done:
-            now_ms = self._store.clock.now_ms()
             self._pops.adopt(checkpoint, max(checkpoint.due_ms, now_ms) + _ACK_MS)
+        return True
+
+    def _end_name(self, known: Checkpoint, now_ms: int) -> bool:
+        """Forget that a checkpoint of this broker is named here; False while it must stay so.
+
+        It is named until its messages are stored again, so that the group's saved offset need not
+        go back.
+        """
+        if not known.is_done and now_ms < known.due_ms + _REVIVE_MS:
+            return not known.is_named
+        if known.is_named:
+            self._pops.unname(known)
+        return True
 
     def _ack(self, found: _Ack) -> None:
         queue = self._pops.find(found.c, found.t, found.q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int]  # the first offset and the time of a checkpoint
 # Names that are stale stay in the heap until they are as many as the others, and these more.
 _STALE_MAX: Final = 64
+UNNAMED: Final = -1
 
 
 class QueueName(NamedTuple):
@@ -48,15 +49,20 @@ class Checkpoint:
     offsets: their queue offsets, ascending. settled: a bit for each that is out no more.
     pop_time, invisible_ms: they become visible again at their sum. revive_qid: in their handles.
     physical_offset: none of them begins before it in the log.
+    out_since_ms: the time of the first POP, or of one since the start; others have prolonged it.
     segment: number of the file of the log of pops that a start reads it from.
     tick: see ``DueTimes``. failures: attempts to store its messages again that have failed.
+    named: the settled bits that messages in Apache's form say, the first of which has yet to be
+    read in the revive topic; UNNAMED if there are none.
     """
 
     __slots__ = (
         "failures",
         "invisible_ms",
+        "named",
         "offsets",
         "origin",
+        "out_since_ms",
         "physical_offset",
         "pop_time",
         "queue",
@@ -76,6 +82,7 @@ class Checkpoint:
         revive_qid: int,
         origin: Origin = Origin.TAKEN,
         settled: int = 0,
+        named: int = UNNAMED,
     ) -> None:
         self.queue = queue
         self.offsets = offsets
@@ -85,6 +92,8 @@ class Checkpoint:
         self.revive_qid = revive_qid
         self.origin = origin
         self.settled = settled
+        self.named = named
+        self.out_since_ms = pop_time
         self.segment = self.tick = -1
         self.failures = 0
 
@@ -97,6 +106,11 @@ class Checkpoint:
     def due_ms(self) -> int:
         """Time at which its messages become visible again."""
         return self.pop_time + self.invisible_ms
+
+    @property
+    def is_named(self) -> bool:
+        """True if Apache's brokers would find it in the timers or in the revive topic."""
+        return self.named != UNNAMED
 
     @property
     def is_done(self) -> bool:
@@ -185,6 +199,41 @@ class OrderedBatch(Checkpoint):
         return {offset: self.counts.get(offset, 0) + 1 for offset in offsets if offset in before}
 
 
+class _Unordered:
+    """Checkpoints by their keys, in any order."""
+
+    __slots__ = ("_lowest", "by_key")
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, Checkpoint] = {}
+        # A heap of the lowest offset that is out of each, which may be stale.
+        self._lowest: list[tuple[int, Key]] = []
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        self.by_key[checkpoint.key] = checkpoint
+        if checkpoint.is_done:
+            return
+        heappush(self._lowest, (checkpoint.first_out, checkpoint.key))
+        if len(self._lowest) > 2 * len(self.by_key) + _STALE_MAX:
+            out = [each for each in self.by_key.values() if not each.is_done]
+            self._lowest = [(each.first_out, each.key) for each in out]
+            heapify(self._lowest)
+
+    @property
+    def lowest(self) -> Checkpoint | None:
+        """The one whose first message that is out comes before all others; None if none is."""
+        while self._lowest:
+            offset, key = self._lowest[0]
+            found = self.by_key.get(key)
+            if found is None or found.is_done:
+                heappop(self._lowest)
+            elif found.first_out != offset:
+                heapreplace(self._lowest, (found.first_out, key))
+            else:
+                return found
+        return None
+
+
 class PopQueue:
     """A group's progress in one queue, and the checkpoints of what is out.
 
@@ -192,7 +241,7 @@ class PopQueue:
     segment: see ``Checkpoint``.
     """
 
-    __slots__ = ("_extended", "_lowest", "_taken", "name", "next_offset", "number", "segment")
+    __slots__ = ("_changed", "_named", "_taken", "name", "next_offset", "number", "segment")
 
     def __init__(self, name: QueueName, number: int, next_offset: int) -> None:
         self.name = name
@@ -201,12 +250,10 @@ class PopQueue:
         self.segment = -1
         # Checkpoints of POPs, by ascending offsets. An OrderedDict finds its first at once.
         self._taken: OrderedDict[Key, Checkpoint] = OrderedDict()
-        # Checkpoints of messages whose time was changed, and a heap of their keys.
-        self._extended: dict[Key, Checkpoint] = {}
-        self._lowest: list[Key] = []
-
-    def __len__(self) -> int:
-        return len(self._taken) + len(self._extended)
+        # Those of messages whose time was changed.
+        self._changed = _Unordered()
+        # Those that are named, also once they are done: the saved offset passes them.
+        self._named = _Unordered()
 
     @property
     def batch(self) -> OrderedBatch | None:
@@ -215,44 +262,63 @@ class PopQueue:
         return first if isinstance(first, OrderedBatch) else None
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        return chain(self._taken.values(), self._extended.values())
+        tables = self._taken, self._changed.by_key, self._named.by_key
+        return chain.from_iterable(table.values() for table in tables)
 
     def get(self, key: Key) -> Checkpoint | None:
-        """The checkpoint of a name, if any of its messages is out."""
-        return self._taken.get(key) or self._extended.get(key)
+        """The checkpoint of a name, if any of its messages is out, or if it is named."""
+        return self._taken.get(key) or self._changed.by_key.get(key) or self._named.by_key.get(key)
+
+    @property
+    def has_out(self) -> bool:
+        """True if any message is out."""
+        return bool(self.first_unnamed or self._named.lowest)
 
     @property
     def settled_offset(self) -> int:
         """All messages before it are acked or revived."""
-        taken = next(iter(self._taken.values())).first_out if self._taken else self.next_offset
-        lowest = self._lowest
-        while lowest and lowest[0] not in self._extended:
-            heappop(lowest)
-        return min(taken, lowest[0][0]) if lowest else taken
+        named = self._named.lowest
+        return self.saved_offset if named is None else min(self.saved_offset, named.first_out)
+
+    @property
+    def saved_offset(self) -> int:
+        """All messages before it are acked, revived, or out by a checkpoint that is named."""
+        first = self.first_unnamed
+        return self.next_offset if first is None else min(self.next_offset, first.first_out)
+
+    @property
+    def first_unnamed(self) -> Checkpoint | None:
+        """The checkpoint that keeps the saved offset where it is."""
+        taken, changed = next(iter(self._taken.values()), None), self._changed.lowest
+        if taken is None or changed is None:
+            return taken or changed
+        return min(taken, changed, key=lambda each: each.first_out)
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Note messages that are out; the offsets of a POP exceed those of all before it."""
-        if checkpoint.origin in _OF_POPS:
+        if checkpoint.is_named:
+            self._named.add(checkpoint)
+        elif checkpoint.origin in _OF_POPS:
             self._taken[checkpoint.key] = checkpoint
-            return
-        self._extended[checkpoint.key] = checkpoint
-        heappush(self._lowest, checkpoint.key)
-        if len(self._lowest) > 2 * len(self._extended) + _STALE_MAX:
-            self._lowest = list(self._extended)
-            heapify(self._lowest)
+        else:
+            self._changed.add(checkpoint)
+
+    def name_as(self, checkpoint: Checkpoint, named: int) -> None:
+        """Set what Apache's form of a checkpoint says."""
+        self.remove(checkpoint)
+        checkpoint.named = named
+        # Later POPs were added since, if it is one.
+        (self._named if checkpoint.is_named else self._changed).add(checkpoint)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint that is done."""
-        if checkpoint.origin in _OF_POPS:
-            del self._taken[checkpoint.key]
+        """Forget a checkpoint."""
+        key = checkpoint.key
+        if checkpoint.is_named:
+            del self._named.by_key[key]
+        elif key in self._taken:
+            del self._taken[key]
         else:
-            del self._extended[checkpoint.key]
-
-    def clear(self) -> None:
-        """Forget all that is out."""
-        self._taken.clear()
-        self._extended.clear()
-        self._lowest.clear()
+            del self._changed.by_key[key]
 
     def sort(self) -> None:
         """Bring what was added in any order in that of the offsets."""

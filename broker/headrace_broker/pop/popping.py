@@ -81,7 +81,7 @@ def is_locked(queue: PopQueue, ask: Ask, now_ms: int) -> bool:
     """True if a POP must skip a queue to keep the order of messages that are out."""
     batch = queue.batch
     if batch is None:
-        return ask.is_ordered and len(queue) > 0
+        return ask.is_ordered and queue.has_out
     is_repeated = ask.attempt_id is not None and ask.attempt_id == batch.attempt_id
     return now_ms < batch.due_ms and not is_repeated
 

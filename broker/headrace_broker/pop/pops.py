@@ -5,11 +5,12 @@ No input or output: each change is one event, which goes to the log of pops; a s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace_broker.pop.due_times import DueTimes
 from headrace_broker.pop.events import Event, Kind, checkpoint_event, queue_event, unpacked
 from headrace_broker.pop.pop_queue import (
+    UNNAMED,
     Attempt,
     Checkpoint,
     OrderedBatch,
@@ -21,6 +22,9 @@ from headrace_broker.pop.pop_queue import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+# Events with a key and bits; the last two also with an end of the CommitLog.
+_OF_CHECKPOINTS: Final = frozenset({Kind.SETTLE, Kind.REVIVE, Kind.NAME})
 
 
 class EventLog(Protocol):
@@ -157,6 +161,7 @@ class Pops:
             checkpoint.revive_qid,
             origin,
         )
+        changed.out_since_ms = checkpoint.out_since_ms
         self._add(changed)
         self.settle(checkpoint, checkpoint.bit(offset))
         return changed
@@ -182,6 +187,17 @@ class Pops:
         )
         self._add(suspended)
         self.settle(checkpoint, checkpoint.bits)
+
+    def name_as(self, checkpoint: Checkpoint, named: int, log_end: int) -> None:
+        """Note what the log, up to its end, says of a checkpoint in Apache's form."""
+        self._name_as(checkpoint, named)
+        self._changed[checkpoint.queue] = None
+        first, pop_time = checkpoint.key
+        self._log.note((Kind.NAME, checkpoint.queue.number, first, pop_time, named, log_end))
+
+    def unname(self, checkpoint: Checkpoint) -> None:
+        """Note that nothing more is to come of what the log says of a checkpoint."""
+        self.name_as(checkpoint, UNNAMED, 0)
 
     def reset(self, queue: PopQueue, next_offset: int) -> None:
         """The group continues at another offset; nothing is out any more."""
@@ -225,11 +241,12 @@ class Pops:
             self._settle(known, found.settled & ~known.settled)
         elif kind == Kind.MOVE:
             (queue.next_offset,) = fields
-        elif kind in {Kind.SETTLE, Kind.REVIVE}:
+        elif kind in _OF_CHECKPOINTS:
             first, pop_time, bits, *ends = fields
             checkpoint = queue.get((first, pop_time))
             if checkpoint is not None and all(end <= log_end for end in ends):
-                self._settle(checkpoint, bits)
+                change = self._name_as if kind == Kind.NAME else self._settle
+                change(checkpoint, bits)
         elif kind == Kind.RESET:
             self._clear(queue)
             (queue.next_offset,) = fields
@@ -261,7 +278,8 @@ class Pops:
 
     def _put(self, checkpoint: Checkpoint) -> None:
         checkpoint.queue.add(checkpoint)
-        self.due.add(checkpoint, checkpoint.due_ms)
+        if not checkpoint.is_done:
+            self.due.add(checkpoint, checkpoint.due_ms)
         self.out_count += checkpoint.bits.bit_count()
 
     def _note_settled(self, kind: Kind, checkpoint: Checkpoint, bits: int, *more: int) -> None:
@@ -275,21 +293,28 @@ class Pops:
         checkpoint.settled |= bits
         self.out_count -= bits.bit_count()
         if checkpoint.is_done:
-            checkpoint.queue.remove(checkpoint)
-            self._let_go(checkpoint)
+            self.due.remove(checkpoint)
+            if not checkpoint.is_named:
+                self._remove(checkpoint)
+
+    def _name_as(self, checkpoint: Checkpoint, named: int) -> None:
+        checkpoint.queue.name_as(checkpoint, named)
+        if checkpoint.is_done and not checkpoint.is_named:
+            self._remove(checkpoint)
+
+    def _remove(self, checkpoint: Checkpoint) -> None:
+        checkpoint.queue.remove(checkpoint)
+        self._log.drop(checkpoint)
 
     def _clear(self, queue: PopQueue) -> None:
-        for checkpoint in queue:
-            self.out_count -= checkpoint.bits.bit_count()
-            self._let_go(checkpoint)
-        queue.clear()
-
-    def _let_go(self, checkpoint: Checkpoint) -> None:
-        self.due.remove(checkpoint)
-        self._log.drop(checkpoint)
+        """Settle all that is out."""
+        for checkpoint in list(queue):
+            self._settle(checkpoint, checkpoint.bits)
 
     def _forget(self, queue: PopQueue) -> None:
         self._clear(queue)
+        for checkpoint in list(queue):
+            self._remove(checkpoint)
         self._changed.pop(queue, None)
         del self._queues[queue.name], self._by_number[queue.number]
         self._log.drop(queue)
@@ -298,7 +323,8 @@ class Pops:
 def _checkpoint(queue: PopQueue, fields: list) -> Checkpoint:  # type: ignore[type-arg]
     """The checkpoint of ``checkpoint_event``."""
     packed, physical_offset, pop_time, invisible_ms, revive_qid, origin, settled, *more = fields
+    named, *attempt = more
     taken = Taken(queue, unpacked(packed), physical_offset, pop_time, invisible_ms)
     if origin == Origin.ORDERED:
-        return OrderedBatch(taken, Attempt(*more), settled)
-    return Checkpoint(*taken, revive_qid, Origin(origin), settled)
+        return OrderedBatch(taken, Attempt(*attempt), settled)
+    return Checkpoint(*taken, revive_qid, Origin(origin), settled, named)

@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from headrace_broker.inner.writer import RETRY_S
+from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.life import State
 from headrace_protocol.codes import ResponseCode
@@ -81,7 +82,9 @@ class PopProgress:
     def settle(self) -> None:
         """Record how far groups are whose progress has changed."""
         for queue in self._pops.take_changed():
-            self._offsets.settle(*queue.name, queue.settled_offset)
+            behind = saved_behind(queue.name.group)
+            settled, saved = queue.settled_offset - behind, queue.saved_offset - behind
+            self._offsets.settle(*queue.name, settled, saved)
 
     async def bring_to_disk(self) -> OSError | None:
         """Bring all that offsets count so far to disk; returns the error of a failure.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.queue_directory import Use
 from headrace_protocol.errors import NotReady
 from headrace_protocol.message import property_number
@@ -41,11 +42,13 @@ def bring_in_line(
 ) -> None:
     """Forget what is gone, stored again or newer than the store.
 
-    A power cut may have taken messages that were out. Another broker may have written the store,
-    which shows in offsets that are ahead, or have deleted a topic or made it anew. What the groups'
-    offsets count is acked, whatever the log of pops says. stored_again: physical offsets.
+    A power cut may have taken messages that were out. Another broker that has written the store may
+    have deleted a topic or made it anew. What its offsets count is acked, or out in its own form,
+    whatever the log of pops says; ours also count what is named. stored_again: physical offsets.
     """
     topics, _, _, offsets = tables
+    if not offsets.is_ours:
+        _forget_named(pops)
     for queue in list(pops):
         group, topic, queue_id = queue.name
         place = directory.find(topic, queue_id, Use.INSPECT) if topics.get(topic) else None
@@ -53,9 +56,17 @@ def bring_in_line(
             pops.forget(queue)
             continue
         first = topics.incarnations.created_at(topic)
-        committed = offsets.query(group, topic, queue_id) or 0
-        line = _Line(place.source, committed, place.source.max_offset(), first, stored_again)
+        saved = None if offsets.is_ours else offsets.query(group, topic, queue_id)
+        low = 0 if saved is None else saved + saved_behind(group)
+        line = _Line(place.source, low, place.source.max_offset(), first, stored_again)
         line.settle(pops, queue)
+
+
+def _forget_named(pops: Pops) -> None:
+    """Forget what is in the form of other brokers: they have read it, or it is read here later."""
+    for checkpoint in [each for queue in pops for each in queue if each.is_named]:
+        pops.settle(checkpoint, checkpoint.bits)
+        pops.unname(checkpoint)
 
 
 class _Line(NamedTuple):

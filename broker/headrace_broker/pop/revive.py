@@ -281,12 +281,25 @@ class Revive:
         topic = prefix + name
         if self._topics.get(topic) is None:
             create(name)
-            # Its messages would be nobody's without it.
-            is_saved = trio.Event()
-            self._topics.when_saved(lambda _error: is_saved.set())
-            await is_saved.wait()
+        # Its messages would be nobody's without it.
+        await self._save_topics()
         self._topics.check_deliverable(self._topics.expect(topic))
         return topic
+
+    async def _save_topics(self) -> None:
+        """Wait until topics are saved; an earlier save may have failed. Raises OSError."""
+        is_saved = trio.Event()
+        problems: list[Exception] = []
+
+        def note(problem: Exception | None) -> None:
+            if problem is not None:
+                problems.append(problem)
+            is_saved.set()
+
+        self._topics.when_saved(note)
+        await is_saved.wait()
+        if problems:
+            raise OSError(f"the topic for retries is not saved: {problems[0]}")
 
     def _again(
         self, checkpoint: Checkpoint, message: StoredMessage, topic: str, *, is_last: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.system_topics import REVIVE_GROUP, revive_log_topic
 from tests.support.inner_batches import batch_items
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, damage
+from tests.support.stores import crash
 from tests.support.wire import send_header
 
 TOPIC = revive_log_topic("DefaultCluster")
@@ -71,7 +73,7 @@ def test_what_was_out_comes_again(
     read(broker)
     assert broker.taken() == []
     assert come_again(broker) == [expected[at : at + 1] for at in range(len(expected))]
-    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 1
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 0  # the last that was read
 
 
 def test_what_was_acked_does_not(broker: PopBroker) -> None:
@@ -82,6 +84,28 @@ def test_what_was_acked_does_not(broker: PopBroker) -> None:
     left(broker, "ack", 0, ao=1, pt=1)
     read(broker)
     assert come_again(broker) == [b"0", b"2"]
+    assert broker.progress() == 5
+
+
+def test_reading_begins_behind_the_last_message_that_the_other_broker_read(
+    broker: PopBroker,
+) -> None:
+    left_checkpoint(broker)
+    left_checkpoint(broker, so=3, n=1)
+    broker.offsets.commit(REVIVE_GROUP, TOPIC, 0, 0)
+    read(broker)
+    assert come_again(broker) == [b"3"]
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 1
+
+
+def test_a_kill_does_not_read_it_again(tmp_path: Path, broker: PopBroker) -> None:
+    left_checkpoint(broker, n=2)
+    read(broker)
+    assert come_again(broker) == [b"0", b"1"]
+    crash(broker.store)
+    broker = PopBroker(tmp_path, clock=broker.clock, commit_log_file_bytes=1 << 16)
+    read(broker)
+    assert broker.pop_parts.pops.out_count == 2  # of the retry topic
     assert broker.progress() == 5
 
 
@@ -145,17 +169,18 @@ def test_a_damaged_message_holds_up_no_other(broker: PopBroker) -> None:
     damage(broker, b"damaged")
     read(broker)
     assert (broker.pop_parts.peer_pops.unreadable, broker.pop_parts.pops.out_count) == (1, 2)
-    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 3
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 2
 
 
-def test_what_can_not_be_written_is_read_again(broker: PopBroker) -> None:
+def test_what_can_not_be_written_counts_later(broker: PopBroker) -> None:
     left_checkpoint(broker)
     broker.disk.is_unwritable = True
     read(broker)
     assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) is None
     broker.disk.is_unwritable = False
+    broker.pop_parts.progress.write_out()
     read(broker)
-    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 1
+    assert broker.offsets.query(REVIVE_GROUP, TOPIC, 0) == 0
     assert broker.pop_parts.pops.out_count == 5
 
 

@@ -11,6 +11,7 @@ import pytest
 from headrace_broker.pop.pop_log import PopLog, PopsNotWritable
 from headrace_broker.pop.pops import Pops
 from headrace_broker.store.errors import StoreFormatError
+from headrace_broker.store.files.config_file import unsealed
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.pop.handle import Handle
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, restarted
@@ -64,6 +65,8 @@ def test_offsets_that_are_ahead_count(tmp_path: Path, broker: PopBroker) -> None
     broker.offsets.on_moved = None
     broker.offsets.commit("g", "T", 0, 3)
     broker.offsets.persist()
+    path = broker.store.root / "config/consumerOffset.json"
+    path.write_bytes(unsealed(path.read_bytes()))
     broker = restarted(broker, tmp_path)
     assert broker.pop_parts.pops.out_count == 1
     broker.clock.ms += INVISIBLE_MS

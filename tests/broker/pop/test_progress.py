@@ -122,12 +122,20 @@ def test_starts_without_room_keep_what_is_out(tmp_path: Path, broker: PopBroker)
 
 
 def test_a_stop_needs_no_room(tmp_path: Path, broker: PopBroker) -> None:
-    """What it can't write is for another broker only."""
     popped(broker, 3)
-    broker.taken(order=True, consumer_group="h")
+    broker.disk.is_full = True
+    broker.pop_parts.finish()
+    assert restarted(broker, tmp_path).pop_parts.pops.out_count == 3
+
+
+def test_a_stop_fails_for_nothing_that_only_another_broker_reads(
+    tmp_path: Path, broker: PopBroker
+) -> None:
+    broker.store_message("T", 0)
+    broker.taken(order=True)
     broker.disk.is_full = broker.disk.is_unwritable = True
     broker.pop_parts.finish()
-    assert restarted(broker, tmp_path).pop_parts.pops.out_count == 6
+    assert restarted(broker, tmp_path).pop_parts.pops.out_count == 1
 
 
 def test_a_stop_that_loses_something_says_so(broker: PopBroker) -> None:

@@ -43,7 +43,7 @@ class ConfigFile:
     """A file and its ``.bak``: whenever a crash occurs, one of the two is whole.
 
     After ``load`` or ``read``, ``source`` is the one that was read, and ``problem`` says what was
-    wrong with the file if it was the backup.
+    wrong with the file if it was the backup. is_ours: False if another program had written it.
     """
 
     def __init__(self, path: Path, files: Files | None = None, *, has_backup: bool = True) -> None:
@@ -52,6 +52,7 @@ class ConfigFile:
         self.damaged_path = path.with_name(path.name + DAMAGED_SUFFIX)
         self.source = ConfigSource.MISSING
         self.problem = ""
+        self.is_ours = True
         self._files = files or Files()
         self._has_backup = has_backup
 
@@ -75,13 +76,15 @@ class ConfigFile:
         sources = ((self.path, ConfigSource.FILE), (self.backup_path, ConfigSource.BACKUP))
         for path, source in sources if self._has_backup else sources[:1]:
             try:
-                value = parse(unsealed(read_file(path)))
+                data = read_file(path)
+                value = parse(unsealed(data))
             except FileNotFoundError:
                 continue
             except (ValueError, RecursionError) as error:
                 problems.append(f"{path.name} {error}")
             else:
                 self.source = source
+                self.is_ours = _find_seal(data) is not None
                 self.problem = problems[0] if problems else f"{self.path.name} is missing"
                 return value
         if problems:
@@ -112,7 +115,7 @@ def sealed(data: bytes) -> bytes:
 
 def unsealed(data: bytes) -> bytes:
     """The text without its checksum line. Raises ValueError if it is truncated or was changed."""
-    seal = _SEAL.search(data, max(len(data) - _SEAL_BYTES, 0))
+    seal = _find_seal(data)
     text = data[: seal.start()] if seal else data
     if seal and seal[1] != _seal(text):
         raise ValueError(
@@ -123,6 +126,10 @@ def unsealed(data: bytes) -> bytes:
     if not seal and not is_whole(text):
         raise ValueError("is truncated, or no JSON object")
     return text
+
+
+def _find_seal(data: bytes) -> re.Match[bytes] | None:
+    return _SEAL.search(data, max(len(data) - _SEAL_BYTES, 0))
 
 
 def _seal(data: bytes) -> bytes:
