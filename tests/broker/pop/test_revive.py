@@ -256,6 +256,24 @@ async def test_pops_that_can_not_be_written_are_waited_for(
     assert bodies(broker.taken()) == [b"b"]
 
 
+def test_a_retry_topic_that_is_not_saved_gets_no_message(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would take the topic, and with it the message."""
+    broker.store_message("T", 0)
+    broker.taken()
+    broker.clock.ms += INVISIBLE_MS
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.topics, "when_saved", lambda then: then(OSError("full")))
+        for _ in range(2):
+            broker.revive()
+            broker.clock.ms += 10_000
+            assert broker.stored(RETRY) == []
+    broker.clock.ms += 20_000
+    broker.revive()
+    assert len(broker.stored(RETRY)) == 1
+
+
 async def test_a_store_that_takes_nothing_is_waited_for(
     broker: PopBroker, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
