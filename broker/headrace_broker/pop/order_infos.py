@@ -8,17 +8,18 @@ Source: docs/store-format.md "consumerOrderInfo.json"; tests/broker/pop/test_ord
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import structlog
 import trio
 
+from headrace_broker.inner.saving import save_at_intervals
 from headrace_broker.persistence import load_table
 from headrace_broker.pop.pop_queue import Attempt, OrderedBatch, Taken
 from headrace_protocol import fastjson
 from headrace_protocol.bounds import NAME_CHARS_MAX
-from headrace_protocol.outages import Outages
+from headrace_protocol.headers import Int64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +36,14 @@ _MARK: Final = "headrace"
 _SAVE_S: Final = 5.0
 # Bits of cm.
 _MESSAGES_MAX: Final = 64
+_INT32_MAX: Final = 2**31 - 1
+# Sums of two are int64s too.
+_NUMBER_MAX: Final = 2**62
 
 _Fields = dict[str, Any]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
+_Times = Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
+_Offsets = Annotated[list[Int64], msgspec.Meta(max_length=_MESSAGES_MAX)]
 
 
 class _Info(msgspec.Struct):
@@ -46,12 +53,12 @@ class _Info(msgspec.Struct):
     ot, oc: by offset, the time that it becomes visible at, and its earlier attempts.
     """
 
-    popTime: int  # noqa: N815 - spelled as in the file
-    o: list[int]
-    i: int | None = None
-    ot: dict[int, int] | None = None
-    oc: dict[int, int] | None = None
-    cm: int = 0
+    popTime: _Number  # noqa: N815 - spelled as in the file
+    o: _Offsets
+    i: Int64 | None = None
+    ot: dict[Int64, _Number] | None = None
+    oc: dict[Int64, _Times] | None = None
+    cm: Int64 = 0
     a: str | None = None
 
 
@@ -66,7 +73,6 @@ class OrderInfos:
         # Entries as another broker wrote them, by group, topic and queue.
         self._entries: dict[tuple[str, str, int], _Fields] = {}
         self._saved_changes = 0
-        self._outages = Outages(log.error, ended=log.warning)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -107,7 +113,8 @@ class OrderInfos:
                 reason=str(error),
             )
             return
-        if offsets and queue_id >= 0 and self._topics.get(topic) is not None:
+        is_named = 0 <= queue_id <= _INT32_MAX and len(group) <= NAME_CHARS_MAX
+        if offsets and is_named and self._topics.get(topic) is not None:
             self._take(group, topic, queue_id, info, offsets)
 
     def _take(self, group: str, topic: str, queue_id: int, info: _Info, offsets: list[int]) -> None:
@@ -126,10 +133,9 @@ class OrderInfos:
         if queue.has_out:
             return  # it is out without an order
         made_at = self._topics.incarnations.created_at(topic)
-        taken = Taken(queue, offsets, made_at, info.popTime, max(info.i or 0, 0))
-        is_short = info.a is not None and len(info.a) <= NAME_CHARS_MAX
-        attempt = Attempt(info.a if is_short else None, info.oc, info.ot)
-        batch = OrderedBatch(taken, attempt, acked)
+        invisible_ms = min(max(info.i or 0, 0), _NUMBER_MAX)
+        taken = Taken(queue, offsets, made_at, info.popTime, invisible_ms)
+        batch = OrderedBatch(taken, _attempt(info, offsets), acked)
         if batch.is_done:
             return
         self._pops.take_in_order(batch)
@@ -139,33 +145,23 @@ class OrderInfos:
     # -- writing -----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the file if it is not as things are. Raises OSError."""
+        """Write the file if it is not as things are. Raises OSError; the next save repeats it."""
         if (write := self._start_save()) is not None:
             write()
 
     async def run(self) -> None:
         """Write the file when it has changed, until cancelled."""
-        while True:
-            await trio.sleep(_SAVE_S)
-            await self.save_in_thread()
+        await save_at_intervals("orderly pops", self.save_in_thread, lambda: _SAVE_S)
 
     async def save_in_thread(self) -> None:
-        """Like ``save``, but a failure is logged and the next call tries again."""
-        changes = self._saved_changes
-        if (write := self._start_save()) is None:
-            return
-        name = f"the folder of {self._file.path}"
-        try:
+        """Like ``save``, in a thread."""
+        if (write := self._start_save()) is not None:
             await trio.to_thread.run_sync(write)
-            self._outages.worked(name)
-        except OSError as error:
-            self._saved_changes = changes
-            self._outages.failed(name, error)
 
     def _start_save(self) -> Callable[[], None] | None:
         if self._pops.ordered_changes == self._saved_changes:
             return None
-        self._saved_changes = self._pops.ordered_changes
+        before, self._saved_changes = self._saved_changes, self._pops.ordered_changes
         table: dict[str, dict[int, _Fields]] = {}
         for queue in self._pops:
             if (batch := queue.batch) is not None:
@@ -173,7 +169,15 @@ class OrderInfos:
                 entry = self._entries.get(queue.name, {}) | _entry(batch)
                 table.setdefault(f"{topic}@{group}", {})[queue_id] = entry
         text = fastjson.dumps({**self._others, _TABLE: table, _MARK: True}, pretty=True)
-        return lambda: self._file.save(text)
+
+        def write() -> None:
+            try:
+                self._file.save(text)
+            except OSError:
+                self._saved_changes = before
+                raise
+
+        return write
 
 
 def _parse(text: bytes) -> _Fields:
@@ -191,9 +195,20 @@ def _offsets(info: _Info) -> list[int]:
     first, *distances = info.o
     offsets = [first, *(first + distance for distance in distances)]
     is_ascending = all(left < right for left, right in pairwise(offsets))
-    if len(offsets) > _MESSAGES_MAX or not is_ascending or min(first, info.popTime) < 0:
+    if not is_ascending or first < 0 or offsets[-1] > _NUMBER_MAX:
         raise ValueError(f"{info} is no batch")
     return offsets
+
+
+def _attempt(info: _Info, offsets: list[int]) -> Attempt:
+    """What an entry says of the POP, and of the messages of its batch."""
+    is_short = info.a is not None and len(info.a) <= NAME_CHARS_MAX
+    counts, visible_ms = info.oc or {}, info.ot or {}
+    return Attempt(
+        info.a if is_short else None,
+        {offset: counts[offset] for offset in offsets if offset in counts},
+        {offset: visible_ms[offset] for offset in offsets if offset in visible_ms},
+    )
 
 
 def _entry(batch: OrderedBatch) -> _Fields:

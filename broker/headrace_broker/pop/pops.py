@@ -50,6 +50,8 @@ class Pops:
         self._log = log
         self._queues: dict[QueueName, PopQueue] = {}
         self._by_number: dict[int, PopQueue] = {}
+        # By group and topic.
+        self._of_topics: dict[tuple[str, str], dict[PopQueue, None]] = {}
         self._last_number = 0
         self._changed: dict[PopQueue, None] = {}
         self.due = DueTimes()
@@ -59,16 +61,13 @@ class Pops:
     def __iter__(self) -> Iterator[PopQueue]:
         return iter(self._queues.values())
 
-    def __len__(self) -> int:
-        return len(self._queues)
-
     def find(self, group: str, topic: str, queue_id: int) -> PopQueue | None:
         """A group's progress in a queue; None if it has popped nothing of it."""
         return self._queues.get(QueueName(group, topic, queue_id))
 
     def queues_of(self, group: str, topic: str) -> list[PopQueue]:
         """All queues of a topic that a group pops."""
-        return [each for each in self if each.name.topic == topic and each.name.group == group]
+        return list(self._of_topics.get((group, topic), ()))
 
     def take_changed(self) -> Iterable[PopQueue]:
         """The queues whose settled offset may have changed since the last call."""
@@ -269,6 +268,7 @@ class Pops:
     def _open(self, number: int, name: QueueName, next_offset: int) -> PopQueue:
         self._last_number = max(self._last_number, number)
         queue = self._queues[name] = self._by_number[number] = PopQueue(name, number, next_offset)
+        self._of_topics.setdefault(name[:2], {})[queue] = None
         return queue
 
     def _add(self, checkpoint: Checkpoint) -> None:
@@ -317,6 +317,10 @@ class Pops:
             self._remove(checkpoint)
         self._changed.pop(queue, None)
         del self._queues[queue.name], self._by_number[queue.number]
+        others = self._of_topics[queue.name[:2]]
+        del others[queue]
+        if not others:
+            del self._of_topics[queue.name[:2]]
         self._log.drop(queue)
 
 

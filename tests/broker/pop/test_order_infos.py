@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,21 @@ def now_ms(tmp_path: Path) -> int:
     return PopBroker(tmp_path / "other").clock.ms
 
 
+MALFORMED: tuple[dict[str, Any], ...] = (
+    {"popTime": "soon"},
+    {"popTime": -1},
+    {"popTime": 2**63},
+    {"i": 2**64},
+    {"o": [-1, 2]},
+    {"o": [0, 2**63 - 1]},
+    {"o": list(range(65))},
+    {"ot": {"1": 2**63}},
+    {"oc": {"1": -1}},
+    {"oc": {"1": 2**31}},
+    {"cm": 2**64},
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "first", "later"),
     [
@@ -65,7 +82,9 @@ def now_ms(tmp_path: Path) -> int:
         ({"o": [5, -1]}, [b"0", b"1", b"2", b"3", b"4"], b""),
         ({"i": 0, "cm": 1}, [b"1", b"2", b"3", b"4"], b""),
         ({"i": 0, "ot": {"1": 1_700_000_009_000}}, [], b"01234"),
-        ({"popTime": "soon"}, [b"0", b"1", b"2", b"3", b"4"], b""),
+        ({"i": -1, "cm": 1}, [b"1", b"2", b"3", b"4"], b""),
+        ({"ot": {"9": 2**62}, "oc": {str(9 + n): n for n in range(99)}}, [], b"01234"),
+        *[(fields, [b"0", b"1", b"2", b"3", b"4"], b"") for fields in MALFORMED],
     ],
 )
 def test_what_another_broker_gave_out_stays_out(
@@ -87,7 +106,7 @@ def test_an_attempt_goes_on_at_the_other_broker(tmp_path: Path, now_ms: int) -> 
     assert answer.command.ext()["orderCountInfo"] == "0 qo0%0 1;0 0 0"
 
 
-@pytest.mark.parametrize("name", ["gone@g", "T", "@"])
+@pytest.mark.parametrize("name", ["gone@g", "T", "@", "T@" + "g" * 256])
 def test_entries_of_nothing_are_passed(tmp_path: Path, now_ms: int, name: str) -> None:
     broker = broker_with(tmp_path, {name: {"0": entry(now_ms)}})
     assert len(broker.taken(order=True)) == 5
@@ -200,7 +219,8 @@ async def test_a_failed_save_is_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "store/config"
     folder.rename(tmp_path / "away")
     folder.write_text("in the way")
-    await infos.save_in_thread()
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
+        await infos.save_in_thread()
     folder.unlink()
     (tmp_path / "away").rename(folder)
     await infos.save_in_thread()
