@@ -40,12 +40,19 @@ class Payment(pydantic.BaseModel):
     note: str = ""
 
 
+class Aliased(pydantic.BaseModel):
+    in_cents: int = pydantic.Field(alias="inCents")
+
+
 @dataclasses.dataclass
 class Parcel:
     weight: int
 
 
-VALUES = [Order(5, True), Payment(amount=1.5, note="ä"), Parcel(3), {"a": [1, 2]}, "text", b"\0"]
+VALUES = [
+    *(Order(5, True), Payment(amount=1.5, note="ä"), Aliased(inCents=7), Parcel(3)),
+    *({"a": [1, 2]}, "text", b"\0"),
+]
 
 
 def received(message: Message, **properties: str) -> ReceivedMessage:

@@ -91,11 +91,11 @@ def _pydantic(model: Any, form: str) -> tuple[Callable[[Any], bytes], Callable[[
         return value
 
     def to_json(value: Any) -> bytes:
-        text: str = checked(value).model_dump_json()
+        text: str = checked(value).model_dump_json(by_alias=True)
         return text.encode()
 
     def to_msgpack(value: Any) -> bytes:
-        return msgspec.msgpack.encode(checked(value).model_dump(mode="json"))
+        return msgspec.msgpack.encode(checked(value).model_dump(mode="json", by_alias=True))
 
     def from_msgpack(body: bytes) -> Any:
         return model.model_validate(msgspec.msgpack.decode(body))
