@@ -200,8 +200,7 @@ class BatchMaker:
         arrays = [
             block.column(self._own_columns[field.name], field.type)
             if field.name in self._own_columns
-            # Spark releases differ in the field names within lists and maps.
-            else decoded[field.name].cast(field.type)
+            else _cast(decoded[field.name], field.type)
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -276,3 +275,11 @@ def _body(block: RecordBlock, index: int) -> bytes:
             f"the body at {block.topic}/{block.broker}/{block.queue_id}@{offset} cannot be "
             f"decompressed: {error}"
         ) from error
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    """A column with Spark's names of fields within lists and maps, which differ by release.
+
+    Arrow casts no null struct that has a field which is never null, so equal types are left alone.
+    """
+    return column if column.type == kind else column.cast(kind)
