@@ -320,7 +320,15 @@ MAY_IMPORT = {
     "headrace.table": CLIENT | {"headrace"},
     "headrace.spark": SPARK_PLANS | {"headrace", "msgspec"},
     "headrace.spark.body": SPARK
-    | {"headrace.spark.arrow_types", "headrace.typed", "msgspec", "pydantic", "pyspark"},
+    | {
+        "headrace.spark.arrow_types",
+        "headrace.table.codec",
+        "headrace.typed",
+        "headrace.values",
+        "msgspec",
+        "pydantic",
+        "pyspark",
+    },
     "headrace.spark.plan": SPARK_PLANS | {"headrace.spark.retry", "headrace.spark.tier"},
     "headrace.spark.read": SPARK_PLANS
     | {
@@ -338,6 +346,7 @@ MAY_IMPORT = {
         "headrace.messages",
         "headrace.producer",
         "headrace.route",
+        "headrace.spark.arrow_types",
         "headrace.spark.brief",
         "headrace.spark.retry",
         "headrace.values",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.accounts import Account
     from headrace.config import ConnectOptions
+    from headrace.spark.body.format import BodyFormat
     from headrace_protocol.tls.settings import ClientTls
 
 # Large enough to justify a task, small enough to read again after a failure.
@@ -254,6 +255,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         table=_table(options),
         tier=_tier(options, of_tier),
     )
+
+
+def body_option(schema: str | None, encoding: str | None) -> BodyFormat | None:
+    """The format of the options ``schema`` and ``encoding``; None without. Raises OptionError."""
+    if schema is None:
+        if encoding is not None:
+            reason = "only takes effect together with option schema"
+            raise OptionError("encoding", encoding, reason)
+        return None
+    from headrace.spark.body.format import body_format
+
+    return body_format(schema, encoding or "json")
 
 
 def _is_of_tier(name: str) -> bool:

@@ -13,8 +13,7 @@ from pyspark.sql.datasource import DataSource
 
 from headrace.errors import HeadraceError
 from headrace.spark.brief import brief
-from headrace.spark.errors import OptionError
-from headrace.spark.options import read_options
+from headrace.spark.options import body_option, read_options
 from headrace.spark.read.schema import source_schema
 
 if TYPE_CHECKING:
@@ -96,16 +95,7 @@ class HeadraceSource(DataSource):
 
     @cached_property
     def _body(self) -> BodyFormat | None:
-        options = self._read_options
-        if options.schema is None:
-            if options.encoding is not None:
-                raise OptionError(
-                    "encoding", options.encoding, "only takes effect together with option schema"
-                )
-            return None
-        from headrace.spark.body.format import body_format
-
-        return body_format(options.schema, options.encoding or "json")
+        return body_option(self._read_options.schema, self._read_options.encoding)
 
 
 def _pushes_filters() -> bool:

@@ -62,12 +62,13 @@ class BodyFormat:
     """Converts bodies to columns; see ``body_format``.
 
     fields: the Spark fields of the columns, all nullable because bodies may be corrupt.
+    model: that validates bodies; None without one. encoding: json or msgpack.
     """
 
     def __init__(self, schema_option: str, encoding: str) -> None:
         self._arguments = schema_option, encoding
-        self._encoding = encoding
-        self._model, parts = _parsed(schema_option)
+        self.encoding = encoding
+        self.model, parts = _parsed(schema_option)
         self._kind = struct(parts)
         self.fields = [t.StructField(name, kind.spark) for name, kind, _ in parts]
 
@@ -109,19 +110,19 @@ class BodyFormat:
         try:
             return self._decode_one(body)
         except UNFIT as error:
-            reasons[number] = _reason(error)
+            reasons[number] = reason_of(error)
             return self._nothing
 
     @cached_property
     def _decode_one(self) -> Callable[[bytes], Any]:
-        codec = msgspec.json if self._encoding == "json" else msgspec.msgpack
-        if self._model is None:
+        codec = msgspec.json if self.encoding == "json" else msgspec.msgpack
+        if self.model is None:
             decode: Callable[[bytes], Any] = codec.Decoder(python_type(self._kind.read)).decode
             return decode
-        model = self._model
+        model = self.model
         if not is_pydantic(model):
             return partial(_validated, codec.Decoder(model).decode)
-        if self._encoding == "json":
+        if self.encoding == "json":
             return partial(_validated, model.model_validate_json)
         return lambda body: _validated(model.model_validate, codec.decode(body))
 
@@ -133,7 +134,7 @@ class BodyFormat:
 
     @cached_property
     def _makers(self) -> list[Column]:
-        is_model = self._model is not None
+        is_model = self.model is not None
         return [Column(name, kind, is_model=is_model) for name, kind, _ in self._kind.fields]
 
     def _columns(self, rows: list[Any]) -> list[Any]:
@@ -147,7 +148,7 @@ class BodyFormat:
             self._columns(rows[start:end])
         except UNFIT as error:
             if end - start == 1:
-                rows[start], reasons[start] = self._nothing, _reason(error)
+                rows[start], reasons[start] = self._nothing, reason_of(error)
                 return
             middle = (start + end) // 2
             self._null_inconvertible(rows, reasons, start, middle)
@@ -200,7 +201,8 @@ def _ddl_fields(schema: str) -> tuple[Field, ...]:
     return kind_of(parse_ddl(schema)).fields
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """The error of a body as a reason, in one line."""
     if isinstance(error, pydantic.ValidationError):
         found = (
             (".".join(map(str, each["loc"])) or "body", each["msg"]) for each in error.errors()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BinaryType, MapType, StringType
+from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
 from headrace.errors import InvalidMessage
 from headrace.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from headrace.producer.block import BLOCK_BYTES, RECORD_OVERHEAD_BYTES, Block
 from headrace.producer.chunks import WORDS, check_batch_topic, is_utf8
 from headrace.producer.selector import queue_indices
+from headrace.spark.arrow_types import to_arrow
 from headrace.spark.errors import SchemaError
 from headrace.values import check_tag
 from headrace_protocol.blocks import encode_records, encode_uniform
@@ -25,9 +26,9 @@ from headrace_protocol.columns import split
 from headrace_protocol.message import DELAY, KEYS, SYSTEM_PROPERTIES, TAGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField
 
     from headrace_protocol.blocks import EncodedBlock
     from headrace_protocol.columns import Array
@@ -74,26 +75,54 @@ _SYSTEM_NAMES = pa.array([name.encode() for name in sorted(SYSTEM_PROPERTIES)], 
 # -- at plan time ----------------------------------------------------------------------------------
 
 
-def check_schema(schema: StructType, topic: str | None) -> None:
+def check_schema(
+    schema: StructType, topic: str | None, fields: Mapping[str, DataType] | None = None
+) -> None:
     """Raise SchemaError unless rows of this schema can be written.
 
     topic: of all rows; if None, the rows need a column ``topic``.
+    fields: the columns that bodies are made of; None if the rows have bodies.
     """
+    made_of = fields or {}
     for column in schema.fields:
-        if column.name not in _ORIGIN:
+        if column.name in made_of:
+            _check_field(column.name, column.dataType, made_of[column.name])
+        elif column.name not in _ORIGIN:
             _check_column(column.name, column.dataType)
     for one, other in (_KEY, _TAG):
         if one in schema.names and other in schema.names:
             raise SchemaError(
                 f"the rows have both columns {one} and {other}, which mean the same: drop one"
             )
-    if "value" not in schema.names:
+    if fields is not None:
+        _check_made(schema, fields)
+    elif "value" not in schema.names:
         raise SchemaError(
             f"the rows have the columns {', '.join(schema.names)}, but no column value for the "
             "message body: use select(..., ... AS value)"
         )
     if topic is None and "topic" not in schema.names:
         raise SchemaError("no topic: set option topic or add a column named topic")
+
+
+def _check_field(name: str, kind: DataType, expected: DataType) -> None:
+    if kind.simpleString() != expected.simpleString():
+        raise SchemaError(
+            f"column {name} is {kind.simpleString()}: the model has {expected.simpleString()}; "
+            "cast it"
+        )
+
+
+def _check_made(schema: StructType, fields: Mapping[str, DataType]) -> None:
+    if taken := sorted(_COLUMNS.keys() & fields.keys()):
+        raise SchemaError(
+            f"the model's {', '.join(taken)} has the name of a column of the sink: make the bodies "
+            "by to_json(struct(...)) AS value"
+        )
+    if "value" in schema.names:
+        raise SchemaError("bodies are made by option schema: drop the column value, or the option")
+    if not fields.keys() & set(schema.names):
+        raise SchemaError(f"the rows have no column of the model's: {', '.join(fields)}")
 
 
 def _check_column(name: str, kind: DataType) -> None:
@@ -119,8 +148,10 @@ def _check_column(name: str, kind: DataType) -> None:
         )
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, fields: Collection[str] = ()) -> pa.Schema:
     """The Arrow schema of rows with this schema, which must have passed ``check_schema``.
+
+    fields: the columns that bodies are made of.
 
     Columns that are not written have the type null.
     """
@@ -128,11 +159,17 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         [
             (
                 column.name,
-                pa.null() if column.name in _ORIGIN else _arrow_type(column.dataType),
+                _written_type(column, is_field=column.name in fields),
             )
             for column in schema.fields
         ]
     )
+
+
+def _written_type(column: StructField, *, is_field: bool) -> pa.DataType:
+    if is_field:
+        return to_arrow(StructType([column])).field(0).type
+    return pa.null() if column.name in _ORIGIN else _arrow_type(column.dataType)
 
 
 def _arrow_type(kind: DataType) -> pa.DataType:

@@ -38,7 +38,7 @@ from headrace.spark.brief import brief
 from headrace.spark.cluster import Cluster
 from headrace.spark.connections import PLAIN, Dial
 from headrace.spark.errors import OptionError
-from headrace.spark.options import DIAL_OPTIONS, Options, dial, nameservers
+from headrace.spark.options import DIAL_OPTIONS, Options, body_option, dial, nameservers
 from headrace.spark.retry import AT_ONCE, WRITING, Patience, retry_transient
 from headrace.spark.write.broker_link import (
     AttemptName,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from headrace.route import TopicRoute
+    from headrace.spark.body.encode import RowBodies
     from headrace.spark.write.commits import Parts
     from headrace.spark.write.row_encoding import QueueRows
     from headrace_protocol.bodies import MessageQueue
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.spark")
 
-_WRITE_OPTIONS = ("nameserver", *DIAL_OPTIONS, "topic", "exactlyOnce")
+_WRITE_OPTIONS = ("nameserver", *DIAL_OPTIONS, "topic", "exactlyOnce", "schema", "encoding")
 # Spark passes its own options as well.
 _SPARKS_OPTIONS = ("checkpointLocation", "queryName")
 _KNOWN_OPTIONS = (*_WRITE_OPTIONS, *_SPARKS_OPTIONS)
@@ -82,12 +83,14 @@ class WriteOptions:
     topic: of all rows; None if a column has it.
     exactly_once: False makes rows readable as soon as they are sent, including those of failed
         attempts.
+    bodies: makes the bodies; None if a column has them.
     """
 
     nameservers: tuple[str, ...]
     topic: str | None
     exactly_once: bool
     dial: Dial = PLAIN
+    bodies: RowBodies | None = None
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -100,7 +103,17 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     except InvalidMessage as error:
         raise OptionError("topic", topic, str(error)) from error
     is_exact = options.flag("exactlyOnce", default=True)
-    return WriteOptions(nameservers(options), topic, is_exact, dial(options))
+    bodies = _bodies(options.text("schema"), options.text("encoding"))
+    return WriteOptions(nameservers(options), topic, is_exact, dial(options), bodies)
+
+
+def _bodies(schema: str | None, encoding: str | None) -> RowBodies | None:
+    body = body_option(schema, encoding)
+    if body is None:
+        return None
+    from headrace.spark.body.encode import RowBodies
+
+    return RowBodies(body)
 
 
 def batch_writer(
@@ -126,14 +139,16 @@ def stream_writer(
     options = _checked(given, schema, AT_ONCE if _is_new(given) else WRITING)
     if _ARROW_BASE is not DataSourceStreamWriter:
         return ArrowStreamWriter(options)
-    return RowStreamWriter(options, arrow_schema(schema))
+    return RowStreamWriter(
+        options, arrow_schema(schema, options.bodies.fields if options.bodies else ())
+    )
 
 
 def _checked(
     given: Mapping[str, str], schema: StructType, patience: Patience = AT_ONCE
 ) -> WriteOptions:
     options = write_options(given)
-    check_schema(schema, options.topic)
+    check_schema(schema, options.topic, options.bodies.fields if options.bodies else None)
     if options.topic is not None:
         with Cluster(options.nameservers, options.dial) as cluster:
             _route(cluster, options.topic, patience)
@@ -183,7 +198,7 @@ def write_rows(
     name = AttemptName(query_id, batch_id, new_attempt(options.topic))
     with TaskWriter(options, name) as writer:
         for batch in batches:
-            writer.write(batch)
+            writer.write(options.bodies.add(batch) if options.bodies else batch)
         return Written(query_id, writer.finish())
 
 
