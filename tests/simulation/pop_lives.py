@@ -139,8 +139,14 @@ class PopLife(WaitingLife):
             raise _first(broken) from None
 
     def loops(self) -> list[Callable[[], Awaitable[Any]]]:
-        offsets = self.broker.offsets
-        return [*super().loops(), lambda: offsets.run(lambda: 1.0), self.broker.long_polling.run]
+        broker = self.broker
+        return [
+            *super().loops(),
+            broker.topics.incarnations.saved.run,
+            broker.topics.saved.run,
+            lambda: broker.offsets.run(lambda: 1.0),
+            broker.long_polling.run,
+        ]
 
     async def ask(
         self, code: int, header: msgspec.Struct | None, body: bytes = b""
