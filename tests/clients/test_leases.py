@@ -20,7 +20,12 @@ from headrace.errors import (
     HeadraceError,
     RequestTimeout,
 )
-from headrace_protocol.bodies import HeartbeatData
+from headrace_protocol.bodies import (
+    HeartbeatData,
+    MessageQueueAssignment,
+    QueryAssignmentRequestBody,
+    QueryAssignmentResponseBody,
+)
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import COMPRESSED, BodyTooLarge
 from headrace_protocol.message import encode_record
@@ -365,6 +370,34 @@ async def test_a_loop_waits_for_brokers_that_are_away(autojump_clock: MockClock)
         await trio.sleep(30)
         assert [(queue.topic, queue.queue_id) for queue in consumer.failures()] == [("T", -1)]
         assert not consumer.failures(after_ms=60_000)
+
+
+def assigned(*queues: MessageQueue, mode: Any = "POP") -> Reply:
+    shares = [MessageQueueAssignment(message_queue=queue, mode=mode) for queue in queues]
+    return Reply(body=(QueryAssignmentResponseBody(message_queue_assignments=shares).encode(),))
+
+
+async def test_a_loop_pops_the_queues_that_a_broker_assigns(autojump_clock: MockClock) -> None:
+    query = RequestCode.QUERY_ASSIGNMENT
+    mine = [MessageQueue("T", "broker-0", 0), MessageQueue("T", "broker-0", 2)]
+    async with looping() as (_, [broker], _):
+
+        async def popped_in_a_minute(answer: Reply) -> set[str]:
+            broker.answer(query, answer)
+            await trio.sleep(45)
+            broker.asked.clear()
+            await trio.sleep(60)
+            return {asked.ext["queueId"] for asked in broker.asked if asked.code == POP}
+
+        assert await popped_in_a_minute(assigned(*mine, MessageQueue("U", "x", 1))) == {"0", "2"}
+        body = QueryAssignmentRequestBody.decode(broker.last(query).body)
+        assert (body.topic, body.consumer_group, body.strategy_name) == ("T", "g", "AVG")
+        heartbeat = HeartbeatData.decode(broker.last(RequestCode.HEART_BEAT).body)
+        assert body.client_id == heartbeat.client_id
+        # Of a broker that was told nothing, or knows no assignment.
+        assert await popped_in_a_minute(assigned(*mine, mode="PULL")) == {"-1"}
+        assert await popped_in_a_minute(Reply(code=ResponseCode.SYSTEM_ERROR)) == {"-1"}
+        assert await popped_in_a_minute(assigned()) == {"-1"}
 
 
 async def test_a_loop_is_paused_and_told_of_missing_rights(autojump_clock: MockClock) -> None:

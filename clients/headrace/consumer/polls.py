@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.consumer.leases import MemberLeases
     from headrace.consumer.pops import PopMember, Popped
+    from headrace.consumer.shares import Shares
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
     from headrace.popped import Leases, PoppedMessage
@@ -32,10 +33,14 @@ _KEPT_SHARE = 0.5
 
 
 class _Place(NamedTuple):
-    """A topic at a broker, where one POP at a time is under way; no broker: the topic's route."""
+    """Queues of a topic at a broker, where one POP at a time is under way.
+
+    No broker: the topic's route. queue_id: ANY_QUEUE for all queues of the broker.
+    """
 
     subscription: Subscription
     broker_name: str
+    queue_id: int = ANY_QUEUE
 
 
 class _Kept(NamedTuple):
@@ -87,7 +92,7 @@ class Polls:
     """Takes messages out for the calls that wait, as long as any do.
 
     leases: gives back messages, and acknowledges those that only look like wanted ones.
-    given: what messages settle themselves with.
+    given: what messages settle themselves with. shares: the queues to pop; None pops all.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Polls:
         leases: MemberLeases,
     ) -> None:
         self.given: Leases = leases
+        self.shares: Shares | None = None
         self._instance = instance
         self._member = member
         self._subscriptions = subscriptions
@@ -124,7 +130,7 @@ class Polls:
     def failures(self) -> dict[MessageQueue, Failure]:
         """Topics at brokers that can't be asked now; each has all its queues in one."""
         return {
-            MessageQueue(place.subscription.topic, place.broker_name, ANY_QUEUE): failure
+            MessageQueue(place.subscription.topic, place.broker_name, place.queue_id): failure
             for place, failure in self._failures.items()
         }
 
@@ -184,7 +190,7 @@ class Polls:
         for subscription in self._subscriptions:
             nowhere = _Place(subscription, "")
             try:
-                names = await self._brokers(subscription.topic)
+                queues = await self._queues(subscription.topic)
             except HeadraceError as error:
                 self._instance.outages.report(error, subscription.topic)
                 call.places.add(nowhere)
@@ -192,8 +198,14 @@ class Polls:
                 continue
             call.places.discard(nowhere)
             call.note(nowhere, None)
-            for name in names:
-                self._ask(call, _Place(subscription, name))
+            for queue in queues:
+                self._ask(call, _Place(subscription, queue.broker_name, queue.queue_id))
+
+    async def _queues(self, topic: str) -> Sequence[MessageQueue]:
+        names = await self._brokers(topic)
+        if self.shares is not None:
+            return await self.shares.of(topic, names)
+        return [MessageQueue(topic, name, ANY_QUEUE) for name in names]
 
     async def _brokers(self, topic: str) -> list[str]:
         route = await self._instance.route(topic)
@@ -214,7 +226,8 @@ class Polls:
     def _is_wanted(self, place: _Place) -> bool:
         now = anyio.current_time()
         return not self._kept and any(
-            place in call.pending or call.until > now for call in self._calls
+            place in call.places and (place in call.pending or call.until > now)
+            for call in self._calls
         )
 
     async def _poll(self, place: _Place) -> None:
@@ -231,13 +244,14 @@ class Polls:
 
     async def _poll_once(self, place: _Place) -> bool:
         """POP once; returns whether there were messages."""
-        subscription, broker_name = place
+        subscription, broker_name, queue_id = place
         topic, instance = subscription.topic, self._instance
         calls, now = self._calls, anyio.current_time()
         pop = Pop(
             self._member,
             subscription,
             broker_name,
+            queue_id,
             sum(call.count for call in calls),
             max(0, round(1000 * (max(call.until for call in calls) - now))),
             calls[0].invisible_ms,

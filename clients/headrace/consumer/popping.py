@@ -11,6 +11,7 @@ from headrace.consumer.leases import MemberLeases
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
+from headrace.consumer.shares import Shares
 from headrace.errors import HeadraceError
 from headrace.popped import PoppedBatch
 from headrace_protocol.bodies import MessageQueue
@@ -89,7 +90,7 @@ def _messages(delivery: Delivery) -> Sequence[PoppedMessage]:
 class PoppedShare:
     """A member's share of its group's messages, in place of an Assignment of queues.
 
-    process_queues: none are this member's own. group_changed: nothing follows from it.
+    process_queues: none are this member's own. group_changed: see Assignment.
     polls: takes the messages out.
     """
 
@@ -113,6 +114,7 @@ class PoppedShare:
         popping = PopMember(member.group, member.start == "latest", member.body_limits)
         self.polls = Polls(instance, popping, subscriptions, self._leases)
         self.polls.given = self._held
+        self.polls.shares = self._shares = Shares(instance, member.group)
         self._queue: PopQueue
 
     def read_queues(self) -> list[ProcessQueue]:
@@ -126,11 +128,19 @@ class PoppedShare:
     async def start(self, tasks: TaskGroup) -> None:
         """Begin to take messages out, in ``tasks``. Raises the errors of a route."""
         self._queue = PopQueue(self._limits, self._held.processed)
+        self._shares.forget()
         self._leases.open(tasks)
         self.polls.open(tasks)
         await self.polls.check_topics()
         tasks.start_soon(self._fetch_regularly)
         tasks.start_soon(self._settle_regularly)
+        tasks.start_soon(self._watch_group)
+
+    async def _watch_group(self) -> NoReturn:
+        while True:
+            await self.group_changed.wait()
+            self.group_changed = anyio.Event()
+            self._shares.forget()
 
     async def _fetch_regularly(self) -> None:
         with self._queue.fetching:

@@ -14,7 +14,6 @@ from headrace_protocol.message import TAGS, decode_records
 from headrace_protocol.pop.batch_ack import BITS_MAX
 from headrace_protocol.pop.handle import HANDLE_PROPERTY, Handle, TopicKind, parse
 from headrace_protocol.pop.headers import (
-    ANY_QUEUE,
     INIT_MAX,
     INIT_MIN,
     POP_MESSAGES_MAX,
@@ -54,13 +53,15 @@ class PopMember(NamedTuple):
 class Pop(NamedTuple):
     """Parameters of a POP of one topic at one broker.
 
-    messages_max: a broker returns at most POP_MESSAGES_MAX. wait_ms: how long it may wait for the
-    first message. invisible_ms: how long the messages are out.
+    queue_id: ANY_QUEUE for all queues of the broker. messages_max: a broker returns at most
+    POP_MESSAGES_MAX. wait_ms: how long it may wait for the first message. invisible_ms: how long
+    the messages are out.
     """
 
     member: PopMember
     subscription: Subscription
     broker_name: str
+    queue_id: int
     messages_max: int
     wait_ms: int
     invisible_ms: int
@@ -69,7 +70,7 @@ class Pop(NamedTuple):
         """The header of the request."""
         return PopMessageHeader(
             topic=self.subscription.topic,
-            queue_id=ANY_QUEUE,
+            queue_id=self.queue_id,
             bname=self.broker_name,
             consumer_group=self.member.group,
             max_msg_nums=min(self.messages_max, POP_MESSAGES_MAX),
