@@ -39,8 +39,9 @@ CEILING: Final = MEMBERS * 1000 / WORK_MS
 MESSAGES_AT_ONCE: Final = 32
 # Kafka permits no less.
 INVISIBLE_MS: Final = 15_000
-SETTLE_S, TAIL_S, WORKED_OFF_S = 5, 4, 90
-LOOK_AGAIN_S: Final = 0.5
+START_S, TAIL_S, WORKED_OFF_S = 5, 4, 300
+# Looking reads all that was done, on one of the cores that the members have.
+LOOK_AGAIN_S: Final = 2
 _LINE: Final = re.compile(r"^(\d+) (\d+) (\d+) (\d+)\n", re.MULTILINE)
 KAFKA, OURS = "kafka", "headrace"
 
@@ -52,6 +53,19 @@ class Done(NamedTuple):
     attempt: int
     came_ms: int
     done_ms: int
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of a run. settle_s: before the window, in which JVMs compile."""
+
+    rounds: int
+    settle_s: float
+    seconds: float
+
+
+FULL: Final = Length(rounds=3, settle_s=15, seconds=10)
+SHORT: Final = Length(rounds=1, settle_s=5, seconds=3)
 
 
 @dataclass(frozen=True)
@@ -129,12 +143,12 @@ def done(daemons: Sequence[Daemon]) -> list[Done]:
     ]
 
 
-def run(name: str, seconds: float, directory: Path) -> dict[str, float]:
+def run(name: str, length: Length, directory: Path) -> dict[str, float]:
     """The figures of one peer."""
-    messages = int(CEILING * (2 * SETTLE_S + seconds + TAIL_S))
+    messages = int(CEILING * (START_S + length.settle_s + length.seconds + TAIL_S))
     with PEERS[name](messages, directory) as place, members(place, directory) as daemons:
         (began_ms, *before), (ended_ms, *after) = (
-            sample(place, daemons, after_s=pause_s) for pause_s in (SETTLE_S, seconds)
+            sample(place, daemons, after_s=pause_s) for pause_s in (length.settle_s, length.seconds)
         )
         daemons[-1].kill()
         found = all_done(daemons, messages)
@@ -187,18 +201,18 @@ COLUMNS: Final = (
 AGAIN_S: Final = INVISIBLE_MS / 1000 + 0.1
 
 
-def measure(peers: Collection[str], rounds: int, seconds: float, directory: Path) -> dict[str, Any]:
+def measure(peers: Collection[str], length: Length, directory: Path) -> dict[str, Any]:
     """All figures: a report for each round, by peer."""
     reports: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
-    for number in range(rounds):
+    for number in range(length.rounds):
         for name in peers:
-            report = run(name, seconds, directory)
+            report = run(name, length, directory)
             reports[name].append(report)
             figures = ", ".join(
                 f"{title} {report[key]:,.{digits}f}" for key, title, digits in COLUMNS
             )
-            say(f"round {number + 1} of {rounds}: {name:9} {figures}")
-    return {**stamp(), "rounds": rounds, "seconds": seconds, "peers": reports}
+            say(f"round {number + 1} of {length.rounds}: {name:9} {figures}")
+    return {**stamp(), "rounds": length.rounds, "seconds": length.seconds, "peers": reports}
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -241,9 +255,9 @@ def main(options: list[str]) -> None:
     chosen = parser.parse_args(options)
     if chosen.keep and (chosen.short or set(chosen.peers) != set(PEERS)):
         parser.error("--keep is for full runs")
-    rounds, seconds = (1, 3.0) if chosen.short else (3, 10.0)
+    length = SHORT if chosen.short else FULL
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        results = measure(chosen.peers, rounds, seconds, Path(directory))
+        results = measure(chosen.peers, length, Path(directory))
     table = markdown(results)
     sys.stdout.write(table)
     if chosen.keep:
