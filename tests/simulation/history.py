@@ -9,7 +9,8 @@ the brokers hold is read from each queue's first offset to its last. Then:
 - reads agree: who read an offset read the message that is there at the end;
 - acknowledged is there at the end, at the offset that the acknowledgement named, or has expired:
   it is older than ``reserved_s``, and each group was given it;
-- every message that is there was consumed by each group, and by the ordered one in order;
+- every message that is there was consumed by each group, and by the ordered one in order; a group
+  with a filter gets all that pass it and no others;
 - acknowledged messages of one key stand in the order in which they were sent.
 
 A broker with synchronous flush must keep all of that. One without may lose, when the power fails,
@@ -31,6 +32,9 @@ from headrace_protocol.bodies import MessageQueue
 
 # Of what is sent in batches.
 BATCH_KEY = "batch"
+# Of the groups whose names begin so.
+FILTERED = "filtered"
+FILTER = "TAGS = 'red' OR KEYS IN ('key1', 'none')"
 
 
 class PromiseBroken(Exception):
@@ -49,6 +53,10 @@ class Sent(NamedTuple):
     tag: str
     body: bytes
     waits: bool = True
+
+    def is_for(self, group: str) -> bool:
+        """True unless the group has a filter that rejects it."""
+        return not group.startswith(FILTERED) or self.tag == "red" or self.key == "key1"
 
 
 class Place(NamedTuple):
@@ -118,6 +126,8 @@ class History:
     def received(self, group: str, member: int, message: ReceivedMessage) -> None:
         """A member got a message. Raises PromiseBroken for one that nobody sent."""
         self.check_sent(message)
+        if not self.sent[message.body].is_for(group):
+            raise PromiseBroken(f"{group} got {message}, which its filter rejects")
         place = Place(message.queue, message.queue_offset)
         self.got.append(Got(group, member, place, message.body))
 
@@ -261,7 +271,7 @@ class History:
     def check_consumed(self) -> None:
         for group in {got.group for got in self.got}:
             read = {got.place for got in self.got if got.group == group}
-            missing = self._final_places().keys() - read
+            missing = self._places_for(group) - read
             unread = missing & self._wanted_by(group)
             if unread:
                 raise PromiseBroken(f"{group} never got {sorted(unread)}")
@@ -278,9 +288,14 @@ class History:
             read[got.group].add(got.place)
         return all(self._wanted_by(group) <= read[group] for group in groups)
 
-    def _wanted_by(self, _group: str) -> set[Place]:
+    def _wanted_by(self, group: str) -> set[Place]:
         """The messages that a group must have been given in the end."""
-        return {place for place in self._final_places() if self._must_be_read(place.queue)}
+        return {place for place in self._places_for(group) if self._must_be_read(place.queue)}
+
+    def _places_for(self, group: str) -> set[Place]:
+        """The messages that are there at the end and pass the filter of a group."""
+        places = self._final_places().items()
+        return {place for place, body in places if self.sent[body].is_for(group)}
 
     def count_duplicates(self) -> None:
         stored = Counter(body for messages in self.final.values() for _, body in messages)

@@ -1,9 +1,9 @@
 """A cluster and its clients in one process, on a network, disks and a clock of their own.
 
-Nameserver, brokers, producers and two groups of consumers run on memory streams. Connections break
-in the middle of what they carry, lag, and live on as ghosts; disks fill up, fail, are slow and lose
-what was not synced; brokers stop, are killed, and lose power at any operation of their disk. The
-seed decides everything. ``history`` says what must hold.
+Nameserver, brokers, producers and three groups of consumers, one of them with a SQL92 filter, run
+on memory streams. Connections break in the middle of what they carry, lag, and live on as ghosts;
+disks fill up, fail, are slow and lose what was not synced; brokers stop, are killed, and lose power
+at any operation of their disk. The seed decides everything. ``history`` says what must hold.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 QUEUES = 2
 FAULTS_MAX = 5
-GROUPS = {"ordered": 2, "plain": 1}
+GROUPS = {"ordered": 2, "plain": 1, "filtered": 1}
 SLOW_DISK_PROBABILITIES = (0.05, 0.5)
 SLOW_DISK_S_MAX = 0.4
 # Flush loop: interval, what it sleeps, and slow syncs, its own and one that it waits for.

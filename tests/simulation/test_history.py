@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from headrace_protocol.bodies import MessageQueue
@@ -11,6 +13,16 @@ from tests.simulation.static_promises import Seen, StaticHistory
 QUEUE = MessageQueue("Simulated", "broker-0", 0)
 GROUP = "ordered"
 BODIES = [b"k/0", b"k/1", b"k/2"]
+
+
+class Received(NamedTuple):
+    """A message as a consumer sees it."""
+
+    queue: MessageQueue
+    queue_offset: int
+    body: bytes
+    key: str
+    tag: str
 
 
 def history(stored: list[bytes], got: list[int] | None = None, *, is_sync: bool = True) -> History:
@@ -145,6 +157,7 @@ def test_who_does_not_wait_for_the_disk_may_lose() -> None:
 def late_group(*answers: Seen) -> StaticHistory:
     """A static topic whose first messages expired before a group read. answers: of brokers."""
     seen = StaticHistory(is_sync=True, window_s=0.0, reserved_s=5)
+    seen.sent.update({body: Sent("k", number, "", body) for number, body in enumerate(BODIES)})
     seen.final[QUEUE] = list(enumerate(BODIES))
     seen.firsts[QUEUE] = 2
     seen.got.append(Got(GROUP, 0, Place(QUEUE, 2), BODIES[2]))
@@ -174,3 +187,20 @@ def test_a_broker_may_forget_what_it_has_not_saved(ended_s: float, is_kept: bool
     seen.lives.append(Life("broker-0", has_started=True))
     with_power_cut(seen, ended_s)
     assert seen.is_consumed({GROUP}) is not is_kept
+
+
+def test_a_group_with_a_filter_gets_what_passes_and_nothing_else() -> None:
+    seen = history(BODIES)
+    for body, tag in zip(BODIES, ("red", "", "red"), strict=True):
+        seen.sent[body] = seen.sent[body]._replace(tag=tag)
+    read_by(seen, "filtered", 0)
+    assert not seen.is_consumed({"filtered"})
+    with pytest.raises(PromiseBroken, match=r"filtered never got .*queue_offset=2"):
+        seen.check()
+    read_by(seen, "filtered", 2)
+    assert seen.is_consumed({"filtered"})
+    seen.check()
+    message = Received(QUEUE, 1, BODIES[1], "k", "")
+    with pytest.raises(PromiseBroken, match=r"filtered got .* which its filter rejects"):
+        seen.received("filtered", 0, message)  # type: ignore[arg-type]
+    seen.received(GROUP, 0, message)  # type: ignore[arg-type]

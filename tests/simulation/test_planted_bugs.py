@@ -43,8 +43,9 @@ from headrace_broker.timer.waiting_timers import WaitingTimers
 from headrace_broker.transaction import rebuild
 from headrace_broker.transaction.halves import Decision
 from headrace_daemon.access.users_file import UsersFile
-from headrace_protocol.columns import Array
+from headrace_protocol.columns import Array, RecordColumns
 from headrace_protocol.errors import CorruptRecord, RequestError
+from headrace_protocol.filters.expression import Expression
 from headrace_protocol.rights.access import Access
 from headrace_protocol.rights.users import User
 from headrace_protocol.statictopic import plans
@@ -144,6 +145,11 @@ async def async_nothing(*_: Any) -> None:
     """In the place of what must be waited for."""
 
 
+def pass_all(_: Expression, records: RecordColumns) -> Array:
+    """As without a filter."""
+    return np.ones(len(records), bool)
+
+
 def continue_too_early(chain: Any, closed: Any, end: int) -> Any:
     """As if the old leader ended one message earlier."""
     return CONTINUED(chain, closed, max(end - 1, 0))
@@ -170,6 +176,7 @@ BUGS: dict[str, tuple[str, Any, str, Any, int]] = {
     "cleaned under readers": ("store", MappedFile, "release", always, 5),
     "a clock believed that jumped": ("store", ClockWatch, "is_trusted", always, 0),
     "limits of topics not saved": ("store", FloorFile, "save", nothing, 5),
+    "a filter that lets all pass": ("cluster", Expression, "mask", pass_all, 1),
     "no message waited for": ("cluster", SentProperties, "_scan", wait_for_nothing, 10),
     "followed before the flush": ("followed", follower_work, "read_block", read_unflushed, 5),
     "cleaned before it was followed": ("followed", Following, "needed_from", needs_nothing, 4),

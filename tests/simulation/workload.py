@@ -16,7 +16,7 @@ from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.message import WAIT
 from tests.simulation.cluster import NAMESERVER, BrokerMachine
-from tests.simulation.history import BATCH_KEY, Ack, History, Place, Sent
+from tests.simulation.history import BATCH_KEY, FILTER, FILTERED, Ack, History, Place, Sent
 from tests.simulation.network import FaultyNetwork, LifeNetwork
 
 TOPIC = "Simulated"
@@ -128,6 +128,7 @@ class Workload:
             nameserver=NAMESERVER,
             start="earliest",
             ordered=group.startswith("ordered"),
+            filter=FILTER if group.startswith(FILTERED) else None,
             connect=network.connect,
         )
         async with consumer:
