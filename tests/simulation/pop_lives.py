@@ -34,7 +34,7 @@ from tests.simulation.history import PromiseBroken
 from tests.simulation.waiting_lives import WaitingClock, WaitingLife, WaitingLives
 from tests.simulation.world import World
 from tests.support.broker import Answer, broker_config
-from tests.support.channel import MemoryChannel
+from tests.support.channel import LeavingChannel
 from tests.support.faulty_files import FaultRates, FaultyFiles
 from tests.support.features import services_of
 from tests.support.pop_broker import BROKER, messages_of
@@ -173,8 +173,8 @@ class PopLife(WaitingLife):
 
     async def pop_and_leave(self) -> None:
         """A member that is gone before its answer; all of it comes to others."""
-        channel = MemoryChannel()
-        channel.is_greeted, channel.is_open = True, False
+        channel = LeavingChannel()
+        channel.is_greeted = True
         header = self.pop_header(self.rng.choice(_INVISIBLE_MS), self.rng.choice((1, 3, 32)))
         self.broker.send(RequestCode.POP_MESSAGE, header, channel=channel)
         self.counts["members that left"] += 1

@@ -59,3 +59,10 @@ class MemoryChannel:
             (decode_header(serialize_type, header), bytes(body))
             for serialize_type, header, body in FrameReader().feed(data)
         ]
+
+
+class LeavingChannel(MemoryChannel):
+    """A client that closes its connection while it is answered."""
+
+    def write(self, *_buffers: bytes | bytearray | memoryview) -> None:
+        self.is_open = False

@@ -218,7 +218,8 @@ def _entry(batch: OrderedBatch) -> _Fields:
         "i": batch.invisible_ms,
         "o": [first, *(offset - first for offset in others)],
         "ot": dict(batch.visible_ms) or None,
-        "oc": dict(batch.counts) or None,
+        # A batch that was given back has counts of -1 here, so that its next POP counts none.
+        "oc": {offset: max(times, 0) for offset, times in batch.counts.items()} or None,
         "l": batch.pop_time,
         "cm": batch.settled,
         "a": batch.attempt_id,

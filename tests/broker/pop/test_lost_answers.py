@@ -23,7 +23,7 @@ from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import StoredMessage, decode_records
 from headrace_protocol.pop.headers import PopMessageHeader
 from tests.support.broker import broker_config
-from tests.support.channel import MemoryChannel
+from tests.support.channel import LeavingChannel, MemoryChannel
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies
 from tests.support.running import in_background
 from tests.support.running_brokers import brokers
@@ -43,8 +43,7 @@ def broker(tmp_path: Path) -> PopBroker:
 
 def pop_of_one_who_left(broker: PopBroker, **fields: Any) -> None:
     """The client closes its connection while its request is served."""
-    channel = MemoryChannel()
-    channel.is_open = False
+    channel = LeavingChannel()
     broker.send(RequestCode.POP_MESSAGE, broker.pop_header(**fields), channel=channel)
     broker.clock.ms += 20
     broker.revive()
@@ -103,8 +102,7 @@ def test_an_orderly_batch_that_nobody_got_counts_no_attempt(broker: PopBroker) -
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_a_kill_forgets_no_return(tmp_path: Path, broker: PopBroker, is_ordered: bool) -> None:
     broker.store_message("T", 0)
-    channel = MemoryChannel()
-    channel.is_open = False
+    channel = LeavingChannel()
     header = broker.pop_header(order=is_ordered)
     broker.send(RequestCode.POP_MESSAGE, header, channel=channel)
     broker.clock.ms += 20
