@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.store.errors import StoreBusy
+from headrace_broker.store.errors import StoreBusy, StoreError
 from headrace_protocol.admin_headers import DeleteTopicHeader
 from headrace_protocol.bodies import SubscriptionGroupConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -272,6 +272,18 @@ def test_a_retry_topic_that_is_not_saved_gets_no_message(
     broker.clock.ms += 20_000
     broker.revive()
     assert len(broker.stored(RETRY)) == 1
+
+
+def test_a_message_that_no_queue_takes_is_tried_again(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(broker, b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.writer, "append_now", fail(StoreError("damaged")))
+        wait(broker)
+    assert broker.taken() == []
+    wait(broker, 10_000)
+    assert bodies(broker.taken()) == [b"a"]
 
 
 async def test_a_store_that_takes_nothing_is_waited_for(
