@@ -34,6 +34,7 @@ RIGHT: dict[str, Any] = {
     "Quota": Quota(of="user", name="u"),
     "RecallHandle": RecallHandle("T", "b", 1, "id"),
     "ReceivedMessage": None,
+    "Mapping[str, ConsumerConnection]": {},
     "list[BrokerProblem]": [],
 }
 

@@ -472,7 +472,7 @@ def test_a_model_that_raises_costs_one_body(monkeypatch: pytest.MonkeyPatch) -> 
         (model_schema(Strange), r"Strange.either is .*no column can hold"),
         (model_schema(Node), "Node contains itself, which no column can hold"),
         ("no_such_module:Order", "does not name a model that Spark's Python workers can import"),
-        ("json:dumps", "is no pydantic model, msgspec struct or dataclass"),
+        ("json:dumps", "is not a pydantic model, msgspec struct or dataclass"),
     ],
 )
 def test_a_bad_model(schema: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,7 @@ CHECKS: Final[dict[str, Callable[[Any, str], object]]] = {
     "Quota": _one_of(Quota),
     "RecallHandle": _one_of(RecallHandle, "; decode_recall_handle makes one of a text"),
     "ReceivedMessage": _one_of(ReceivedMessage),
+    "Mapping[str, ConsumerConnection]": _one_of(Mapping, "; members returns one"),
     "list[BrokerProblem]": _one_of(list),
 }
 

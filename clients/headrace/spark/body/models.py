@@ -112,7 +112,7 @@ def load_model(schema: str) -> Model:
             ) from error
     if not (isinstance(model, type) and is_model(model)):
         raise SchemaError(
-            f"schema {schema!r}: {model!r} is no pydantic model, msgspec struct or dataclass"
+            f"schema {schema!r}: {model!r} is not a pydantic model, msgspec struct or dataclass"
         )
     return model
 
