@@ -13,7 +13,8 @@ import (
 
 const replyTimeout = 50 * time.Second
 
-// request sends its bodies as requests, one after the other, and reports each reply.
+// request sends its bodies as requests, one after the other, reports each reply, and stays until
+// standard input is closed.
 func request(o options) {
 	p, err := rocketmq.NewProducer(o.ofProducer()...)
 	check(err)
@@ -35,6 +36,8 @@ func request(o options) {
 		}
 		report("replied", fields{"body": body, "reply": string(reply.Body)})
 	}
+	// The broker answers the replier once this client has confirmed the reply.
+	waitForEnd()
 	check(p.Shutdown())
 }
 
