@@ -18,7 +18,7 @@ TIMEOUT_S = 600
 class Console:
     """The running JVM.
 
-    home: where the official client keeps offsets, and where the JVM's errors are kept.
+    home: where the official client keeps offsets, and mqadmin and the JVM's errors go.
     """
 
     def __init__(self, home: Path, options: Sequence[str] = ()) -> None:
@@ -32,6 +32,7 @@ class Console:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                cwd=home,  # where mqadmin writes what consumerStatus finds
             )
 
     def dump(self, peer: Peer, topics: Iterable[str], groups: Iterable[str]) -> set[str]:

@@ -324,13 +324,23 @@ def by_queue(events: list[Event]) -> dict[int, list[str]]:
 def test_broadcast(case: Case) -> None:
     with case.consume("a", "b", broadcast=True) as client:
         case.send(*numbered(10))
-        client.received(20)
-    assert attempts(client.of_kind("received")) == {body: [0, 0] for body in numbered(10)}
+        first = client.received(20)
+    assert attempts(first) == {body: [0, 0] for body in numbered(10)}
     with case.consume("a", "b", broadcast=True) as client:
         case.send("more")
-        client.received(2)
-    received = [(event["member"], event["body"]) for event in client.of_kind("received")]
-    assert sorted(received) == [(f"{case.group}_{name}", "more") for name in "ab"]
+        client.until(lambda: bodies(client.of_kind("received")).count("more") == 2)
+    received = read_by(client.of_kind("received"))
+    new = [each for each in received if each[1] == "more"]
+    assert sorted(new) == [(f"{case.group}_{name}", "more") for name in "ab"]
+    # A member may end before it has noted the last message of each of its four queues.
+    again = [each for each in received if each not in new]
+    assert len(set(again)) == len(again) <= 8
+    assert set(again) <= set(read_by(first))
+
+
+def read_by(events: list[Event]) -> list[tuple[str, str]]:
+    """Member and body of each."""
+    return [(event["member"], event["body"]) for event in events]
 
 
 @pytest.mark.parametrize(
