@@ -207,16 +207,12 @@ BUGS: dict[str, tuple[str, Any, str, Any, int]] = {
     "rights that outlive a change": ("users", Access, "version", 0, 0),
     "users who sign although disabled": ("users", User, "is_enabled", True, 0),
 }
-LONG = {"unconsumed items cleaned"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "owner", "name", "bug", "first_seed"),
-    [
-        pytest.param(*bug, id=name, marks=[pytest.mark.long] if name in LONG else [])
-        for name, bug in BUGS.items()
-    ],
+    [pytest.param(*bug, id=name) for name, bug in BUGS.items()],
 )
 def test_a_planted_bug_is_found(
     kind: str,
