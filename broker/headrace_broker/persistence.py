@@ -189,9 +189,7 @@ class SavedFile:
 
     async def wait_saved(self) -> None:
         """Wait until all changes so far are on disk, or saving them has failed."""
-        is_saved = trio.Event()
-        self.when_saved(lambda _error: is_saved.set())
-        await is_saved.wait()
+        await save_ended(self.when_saved)
 
     async def run(self) -> None:
         """Write changes until cancelled; retry failed writes."""
@@ -250,6 +248,21 @@ class SavedFile:
 
 # Calls back once a change is on disk, or with the error of its save.
 WhenSaved = Callable[[Callable[[Exception | None], None]], None]
+
+
+async def save_ended(when_saved: WhenSaved) -> Exception | None:
+    """As ``save_error``, which is for requests, in the task of a service."""
+    ended = trio.Event()
+    problem: Exception | None = None
+
+    def end(error: Exception | None) -> None:
+        nonlocal problem
+        problem = error
+        ended.set()
+
+    when_saved(end)
+    await ended.wait()
+    return problem
 
 
 async def save_error(when_saved: WhenSaved) -> Exception | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import trio
 
@@ -16,6 +16,7 @@ from headrace_broker.store.queues.queue_blocks import (
     read_block,
     read_records,
 )
+from headrace_protocol.errors import NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headrace_broker.store.queues.queue_blocks import QueueBlock
     from headrace_protocol.columns import Array, RecordColumns
 
+Result = TypeVar("Result")
 # The numbers of the records that are wanted.
 Keep = Callable[["RecordColumns"], "Array"]
 # A thread that builds more objects than this keeps the interpreter from the loop.
@@ -217,3 +219,15 @@ def _waiting(records: RecordColumns) -> Iterator[Waiting]:
         records.reconsume_times.tolist(),
         records.prepared_transaction_offset.tolist(),
     )
+
+
+async def when_ready(read: Callable[[], Result]) -> Result:
+    """The result of a read, which is repeated after each fetch that it needs; for a service.
+
+    Raises its errors, and those of the fetches.
+    """
+    while True:
+        try:
+            return read()
+        except NotReady as away:
+            await trio.to_thread.run_sync(away.fetch)

@@ -16,8 +16,8 @@ import msgspec
 import structlog
 import trio
 
+from headrace_broker.inner.waiting import when_ready
 from headrace_broker.pop.pop_queue import Checkpoint, Origin
-from headrace_broker.pop.reading import when_ready
 from headrace_broker.pop.revive_topic import next_unread, unread
 from headrace_broker.store.errors import StoreError
 from headrace_broker.store.store_source import GetStatus

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import struct
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-
-import trio
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.store.log.record_checksum import without_checksum
 from headrace_broker.store.store_source import GetStatus
-from headrace_protocol.errors import NotReady
 from headrace_protocol.message import PROPERTIES_BYTES_MAX, decode_records, encode_properties
 from headrace_protocol.pop.handle import HANDLE_PROPERTY, Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from headrace_broker.pop.targets import PopSource
     from headrace_protocol.frame import Buffer
     from headrace_protocol.message import StoredMessage
-
-Result = TypeVar("Result")
 
 # Maximum size of one answer, as in pulls.
 BYTES_MAX: Final = 256 * 1024
@@ -99,18 +94,6 @@ def read(
         if not may_continue or first >= result.max_offset:
             return Found((), (), 0, 0, first, is_at_end=True)
     return Found((), (), 0, 0, first, is_at_end=False)
-
-
-async def when_ready(read: Callable[[], Result]) -> Result:
-    """The result of a read, which is repeated after each fetch that it needs; for a service.
-
-    Raises its errors, and those of the fetches.
-    """
-    while True:
-        try:
-            return read()
-        except NotReady as away:
-            await trio.to_thread.run_sync(away.fetch)
 
 
 def offsets_of(buffers: Iterable[Buffer]) -> tuple[Sequence[int], int]:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 import trio
 
+from headrace_broker.inner.waiting import when_ready
 from headrace_broker.inner.writer import RETRY_S, InnerMessage
+from headrace_broker.persistence import save_ended
 from headrace_broker.pop.pop_log import PopsNotWritable
 from headrace_broker.pop.pop_queue import OrderedBatch, Origin
-from headrace_broker.pop.reading import when_ready
 from headrace_broker.pop.recovery import SOURCE
 from headrace_broker.queue_directory import Use
 from headrace_broker.store.errors import RecordTooLarge, StoreBusy, StoreError, StoreNotWritable
@@ -288,18 +289,8 @@ class Revive:
 
     async def _save_topics(self) -> None:
         """Wait until topics are saved; an earlier save may have failed. Raises OSError."""
-        is_saved = trio.Event()
-        problems: list[Exception] = []
-
-        def note(problem: Exception | None) -> None:
-            if problem is not None:
-                problems.append(problem)
-            is_saved.set()
-
-        self._topics.when_saved(note)
-        await is_saved.wait()
-        if problems:
-            raise OSError(f"the topic for retries is not saved: {problems[0]}")
+        if (problem := await save_ended(self._topics.when_saved)) is not None:
+            raise OSError(f"the topic for retries is not saved: {problem}")
 
     def _again(
         self, checkpoint: Checkpoint, message: StoredMessage, topic: str, *, is_last: bool

@@ -164,7 +164,7 @@ class BrokerMetering(Metering):
     def _may_name(self, header: bytes, body: Buffer) -> bool:
         """False if neither header nor body names a topic or a group with limits."""
         named, text = self._named, header
-        if bytes(body[:1]) in _JSON_BEGINS:
+        if body and body[0] in _JSON_BEGINS:
             text += bytes(body[:_SEARCHED_BYTES_MAX])
         return (
             len(named) > _SEARCHED_MAX

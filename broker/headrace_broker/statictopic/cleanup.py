@@ -16,6 +16,7 @@ import msgspec
 import structlog
 import trio
 
+from headrace_broker.inner.waiting import when_ready
 from headrace_broker.peers.callers import CLEANUP
 from headrace_broker.peers.peers import Ask
 from headrace_daemon.slices import Breaks
@@ -166,13 +167,13 @@ class MappingCleanup:
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
             return 0, 0
+
+        def extent() -> Extent | None:
+            source = self._find_source(topic, queue_id)
+            return (source.min_offset(), queue.next_offset) if source else None
+
         try:
-            while True:
-                source = self._find_source(topic, queue_id)
-                try:
-                    return (source.min_offset(), queue.next_offset) if source else None
-                except NotReady as wait:
-                    await trio.to_thread.run_sync(wait.fetch)
+            return await when_ready(extent)
         except (OSError, RequestError):
             return None
 
