@@ -44,9 +44,9 @@ class Leases(Protocol):
 class PoppedMessage(ReceivedMessage):
     """A message that is out: no other member of the group gets it until its time is up.
 
-    handle: its name at the broker; ``extend`` gives it a new one. processing: its span, if the
-    program traces. Acknowledge it before its time is
-    up, or another member gets it, with a higher ``reconsume_times``.
+    Acknowledge it before its time is up, or another member gets it, with a higher
+    ``reconsume_times``. handle: its name at the broker; ``extend`` gives it a new one. processing:
+    its span, if the program traces.
     """
 
     handle: Handle | None = None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.messages import SendResult
     from headrace.producer.block import Block
+    from headrace.settlement import Settlement
     from headrace_protocol.bodies import MessageQueue
 
 Received = ReceivedMessage | MessageBatch
@@ -67,15 +68,9 @@ class Tracing:
         for span in self._of_topics("receive", "receive", messages, group, started_ns):
             span.end()
 
-    def settled(
-        self,
-        how: str,
-        messages: Sequence[ReceivedMessage],
-        group: str,
-        started_ns: int,
-        error: BaseException | None,
-    ) -> None:
-        """Record an end, or a longer time, of messages that are out. how: "ack", "extend", ..."""
+    def settled(self, settlement: Settlement) -> None:
+        """Record an end, or a longer time, of messages that are out."""
+        how, messages, group, started_ns, error = settlement
         for span in self._of_topics(how, "settle", messages, group, started_ns):
             if error is not None:
                 _fail(span, error)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.messages import SendResult
     from headrace.producer.block import Block
     from headrace.received import MessageBatch, ReceivedMessage
+    from headrace.settlement import Settlement
     from headrace_protocol.headers import EndTransactionHeader
 
 
@@ -57,15 +58,8 @@ class Tracing(Protocol):
     def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
         """Record a receive of messages that are out, which began at ``started_ns``."""
 
-    def settled(
-        self,
-        how: str,
-        messages: Sequence[ReceivedMessage],
-        group: str,
-        started_ns: int,
-        error: BaseException | None,
-    ) -> None:
-        """Record an end, or a longer time, of messages that are out. how: "ack", "extend", ..."""
+    def settled(self, settlement: Settlement) -> None:
+        """Record an end, or a longer time, of messages that are out."""
 
 
 class MessageTraces(Tracing, Protocol):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.instance import ClientInstance
     from headrace.messages import SendResult
     from headrace.producer.block import Block
+    from headrace.settlement import Settlement
     from headrace.telemetry import ProcessSpan, SendSpan, Tracing
     from headrace_protocol.bodies import MessageQueue
     from headrace_protocol.headers import EndTransactionHeader
@@ -118,14 +119,7 @@ class Traces:
     def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
         """Nothing: the processing of each message is traced."""
 
-    def settled(
-        self,
-        how: str,
-        messages: Sequence[ReceivedMessage],
-        group: str,
-        started_ns: int,
-        error: BaseException | None,
-    ) -> None:
+    def settled(self, settlement: Settlement) -> None:
         """Nothing: the processing of each message is traced."""
 
     def process(
@@ -281,7 +275,7 @@ class Traces:
             self._pending_bytes -= pending.size
             texts.append(pending.text)
             keys.update(dict.fromkeys(pending.keys.split()))
-        # Only the keys of a single record may be too long: what is cut is not found by.
+        # Only the keys of a single record may be too long; it is not found by those cut off.
         key = b" ".join(keys)[:_KEYS_BYTES_MAX].decode(errors="ignore")
         return Message(self._topic, b"".join(texts), key=key), len(texts)
 
@@ -356,21 +350,14 @@ class Both:
             each.received(batch, group, started_ns)
 
     def taken(self, messages: Sequence[ReceivedMessage], group: str, started_ns: int) -> None:
-        """Tell both."""
+        """Pass it to both."""
         for each in self._observers:
             each.taken(messages, group, started_ns)
 
-    def settled(
-        self,
-        how: str,
-        messages: Sequence[ReceivedMessage],
-        group: str,
-        started_ns: int,
-        error: BaseException | None,
-    ) -> None:
-        """Tell both."""
+    def settled(self, settlement: Settlement) -> None:
+        """Pass it to both."""
         for each in self._observers:
-            each.settled(how, messages, group, started_ns, error)
+            each.settled(settlement)
 
     def process(
         self, what: ReceivedMessage | MessageBatch, group: str, *, is_current: bool = True

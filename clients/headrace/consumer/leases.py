@@ -12,6 +12,7 @@ import anyio
 from headrace.delays import LEVELS_S
 from headrace.errors import BrokerError, ClientClosed, ConfigurationError, HeadraceError
 from headrace.replies import reply
+from headrace.settlement import Settlement
 from headrace.tasks import gather
 from headrace.values import plain_number
 from headrace_protocol.codes import RequestCode
@@ -102,7 +103,7 @@ class MemberLeases:
             error = raised
             raise
         finally:
-            tracing.settled(how, messages, self._group, started_ns, error)
+            tracing.settled(Settlement(how, messages, self._group, started_ns, error))
 
     def _returned(self, message: PoppedMessage) -> None:
         if self._instance.traces:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SECRET_BYTES_MAX: Final = 64 * 1024
 _OTHERS: Final = 0o077
 _BUFFER_BYTES: Final = 1024 * 1024
-# Of a file: its inode, size, and time of change in ns; None if there is none to be seen.
+# Of a file: its inode, size, and time of change in ns; None if it can't be read.
 FileStamp = tuple[int, int, int] | None
 
 
@@ -47,7 +47,7 @@ def read_private(path: Path, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
 
 
 def file_stamp(path: Path) -> FileStamp:
-    """What changes when a file is written, or another one takes its place."""
+    """The stamp of a file, which changes when it is written or replaced."""
     try:
         found = path.stat()
     except OSError:
