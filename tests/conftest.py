@@ -75,3 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByDuration:
     return ByDuration(config, log)
+
+
+def pytest_handlecrashitem(crashitem: str, sched: ByDuration) -> None:
+    """Name a test that ended its worker at once: the run may be cut off before its summary."""
+    reporter = sched.config.pluginmanager.get_plugin("terminalreporter")
+    assert reporter is not None
+    reporter.write_line(f"\n{crashitem} ended its worker")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from xdist.remote import Producer
 
+from tests import conftest
 from tests.support.spread import (
+    ROOT,
     UNMEASURED,
     ByDuration,
     Sum,
@@ -88,6 +91,37 @@ def test_a_worker_gets_the_units_in_the_order_of_the_tests() -> None:
     scheduler.add_node_collection(node, tests)
     scheduler.schedule()
     assert node.given == [0, 1, 2]
+
+
+ENDS_ITS_WORKER = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_number(number: int) -> None:
+    with (Path(__file__).parent / "runs").open("a") as runs:
+        runs.write(f"{number} ")
+    if number == 2:
+        os._exit(1)
+"""
+
+
+def test_a_test_that_ends_its_worker_is_named_and_the_others_run_once(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(f"from {conftest.__name__} import *\n")
+    (tmp_path / "test_it.py").write_text(ENDS_ITS_WORKER)
+    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), "-n", "2", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert "test_it.py::test_number[2] ended its worker" in run.stdout
+    assert "1 failed, 5 passed" in run.stdout
+    assert sorted((tmp_path / "runs").read_text().split()) == list("012345")
 
 
 MEASURED = sums({(f"{HERE}::test_x[1]", "quick"): 1.0, (f"{HERE}::test_x[2]", "quick"): 2.0})

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "durations.json"
@@ -78,6 +79,20 @@ class ByDuration(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return unit(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a worker out, and return the test that ended it.
+
+        xdist hands that test out again with the rest of its file: a test that hangs would end one
+        worker after the other, and no run would ever be over.
+        """
+        for tests in self.assigned_work[node].values():
+            for node_id, is_done in tests.items():
+                if not is_done:
+                    tests[node_id] = True
+                    super().remove_node(node)
+                    return node_id
+        return super().remove_node(node)
 
 
 class Durations:
