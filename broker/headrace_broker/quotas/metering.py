@@ -12,6 +12,7 @@ import msgspec
 from headrace_broker.queue_directory import Use
 from headrace_daemon.buckets import Recent
 from headrace_daemon.quotas.metering import RETRY_MS, Meter, Metering, Refusal, name_of
+from headrace_protocol.bodies import HeartbeatData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RemoteProtocolError, RequestError
 from headrace_protocol.header_codecs import decode_header
@@ -19,10 +20,10 @@ from headrace_protocol.headers import StageSendHeader
 from headrace_protocol.quotas import shown
 from headrace_protocol.rights.rules import Kind
 from headrace_protocol.rights.wanted import wanted
-from headrace_protocol.serving import Request
+from headrace_protocol.serving import Request, check_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.host_budget import Made
@@ -49,6 +50,18 @@ _ESCAPED: Final = re.compile(rb"\\u00[2-7]")
 _FRAMES_AT_ONCE: Final = 256
 
 _KINDS: Final[dict[Kind, Of]] = {Kind.TOPIC: "topic", Kind.GROUP: "group"}
+
+
+def _named(request: Request) -> Iterator[tuple[Of, str]]:
+    """The topics and groups that a request is about. Raises as ``wanted`` does."""
+    if request.command.code == RequestCode.HEART_BEAT:
+        # Its groups are judged one by one, so that it wants nothing as a whole.
+        check_body(request)
+        for member in HeartbeatData.decode(request.body).consumer_data_set:
+            yield "group", member.group_name
+    for each in wanted(request):
+        if each.kind in _KINDS:
+            yield _KINDS[each.kind], each.name
 
 
 class BrokerMetering(Metering):
@@ -155,10 +168,12 @@ class BrokerMetering(Metering):
             return []
         try:
             command = decode_header(serialize_type, header)
-            asked = list(wanted(Request(channel, serialize_type, command, body, len(header))))
+            asked = dict.fromkeys(
+                _named(Request(channel, serialize_type, command, body, len(header)))
+            )
         except (RemoteProtocolError, RequestError, msgspec.MsgspecError, ValueError):
             return []  # whoever serves it finds it malformed
-        meters = (self.meter(_KINDS[each.kind], each.name) for each in asked if each.kind in _KINDS)
+        meters = (self.meter(of, name) for of, name in asked)
         return [meter for meter in meters if meter is not None]
 
     def _may_name(self, header: bytes, body: Buffer) -> bool:

@@ -54,6 +54,8 @@ _PULLS: Final = {
 }
 # A quota that is too small can be mended.
 _ALWAYS_SERVED: Final = {RequestCode.SET_QUOTA, RequestCode.LIST_QUOTAS}
+# Without them the members of a group look dead, and the others take their queues.
+_SERVED_ABOVE_RATES: Final = {RequestCode.HEART_BEAT}
 # A quota may be set while clients are held back for longer.
 _TICK_S: Final = 0.05
 
@@ -109,8 +111,8 @@ class Refusal(NamedTuple):
     wait_ms: int
 
     def error(self, code: int) -> RequestError | None:
-        """The answer to a request of this code; None for those that change a quota."""
-        if code in _ALWAYS_SERVED:
+        """The answer to a request of this code; None for those that are served all the same."""
+        if code in _ALWAYS_SERVED or (code in _SERVED_ABOVE_RATES and self.limit in RATES):
             return None
         return self.rejection(code)
 
@@ -205,8 +207,15 @@ class Metering:
         return rest
 
     def refuse(self, channel: ServerChannel, frames: list[Frame], refusal: Refusal) -> None:
-        """Answer frames with a refusal."""
-        self.refused[refusal.meter.key] += self._registry.refuse(channel, frames, refusal.error)
+        """Answer frames with a refusal; serve those that must be.
+
+        The latter add nothing to what is owed, which keeps the others waiting, but their client is
+        held back: so it can't send them without end.
+        """
+        refused = self._registry.refuse(channel, frames, refusal.error)
+        self.refused[refusal.meter.key] += refused
+        if refused < len(frames):
+            self._used.add(refusal.meter)
 
     def spend(self, meter: Meter, limit: str, amount: float, now_s: float) -> None:
         """Note what the read that is being served takes."""

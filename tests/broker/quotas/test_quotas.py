@@ -20,16 +20,19 @@ from headrace_broker.server import Broker
 from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.quotas.table import QuotaTable
 from headrace_daemon.serving.server_channel import ServerChannel
+from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import header_fields
+from headrace_protocol.drivers.response import Response
 from headrace_protocol.frame import Frame, FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
+from headrace_protocol.headers import ConsumerGroupHeader
 from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
 from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.quotas import Of, Quota, QuotaList
 from headrace_protocol.rights.credentials import Credentials
-from tests.support.broker import BrokerUnderTest, broker_config
+from tests.support.broker import BrokerUnderTest, broker_config, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import parse, values
 from tests.support.paused_clients import Client, clients_of, codes, quota
@@ -158,6 +161,49 @@ async def test_too_many_requests_about_a_topic_or_a_group_are_refused(
         assert (await admin.ask(PULL, other)).command.code == ResponseCode.TOPIC_NOT_EXIST
         await admin.passes(error.retry_after_ms / 1000)
         assert codes(await others[-1].begin(PULL, ASKED)) == [0]
+
+
+async def test_heartbeats_count_for_their_groups(tmp_path: Path, mock_clock: MockClock) -> None:
+    async with clients(tmp_path, mock_clock) as (_, [client]):
+        await client.set("group", "g", requests=2.0)
+        answered = dict.fromkeys(("g", "other"), 0)
+        for group in ("other", "g"):
+            beat = heartbeat(group, "c", "T")
+            while answered[group] < 20 and await client.begin(RequestCode.HEART_BEAT, body=beat):
+                answered[group] += 1
+        assert answered["other"] == 20
+        assert 0 < answered["g"] < 20
+
+
+LIMITED: dict[Of, str] = {"group": "g", "user": "*"}
+
+
+@pytest.mark.parametrize("of", LIMITED)
+async def test_no_rate_makes_a_member_look_dead(
+    tmp_path: Path, mock_clock: MockClock, of: Of
+) -> None:
+    async with clients(tmp_path, mock_clock, 32) as (_, several):
+        admin, *others = several
+        await admin.send(topic="T")
+        await admin.set(of, LIMITED[of], requests=1.0)
+        answers: list[Response] = []
+        while not answers or not answers[0].command.code:
+            answers = await others.pop().begin(PULL, ASKED)
+        assert codes(answers) == [ResponseCode.FLOW_CONTROL]
+        members = {f"c{number}": each for number, each in enumerate(others)}
+        assert len(members) > 10
+        for name, member in members.items():
+            beat = heartbeat("g", name, "T")
+            assert codes(await member.begin(RequestCode.HEART_BEAT, body=beat)) == [0]
+        # A member that sends more is not read for a while.
+        assert not await member.begin(RequestCode.HEART_BEAT, body=beat)
+        # Those that were served added nothing to what is owed.
+        await admin.passes(answers[0].error().retry_after_ms / 1000)
+        listed = await admin.ask(
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupHeader(consumer_group="g")
+        )
+        joined = GetConsumerListByGroupResponseBody.decode(listed.body).consumer_id_list
+        assert set(joined) == set(members)
 
 
 async def test_requests_that_name_no_limited_topic_cost_it_nothing(
