@@ -20,9 +20,7 @@ try:
         load_pem_private_key,
     )
 except ImportError as error:
-    raise ConfigurationError(
-        "certificates need cryptography: pip install 'headrace[tls]'"
-    ) from error
+    raise ConfigurationError("certificates need cryptography: pip install cryptography") from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -82,9 +82,7 @@ def _yaml(text: str, source: str) -> Mapping[str, Any]:
     try:
         import yaml
     except ImportError as error:
-        raise ConfigurationError(
-            f"{source}: YAML needs a library: pip install 'headrace[acl]'"
-        ) from error
+        raise ConfigurationError(f"{source}: YAML needs a library: pip install pyyaml") from error
     try:
         # As text: a secret of digits is no number.
         found = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - makes text, lists and maps

@@ -29,7 +29,7 @@ class Cipher:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
             raise AccessError(
-                f"{place}: needs cryptography, which is not installed: pip install 'headrace[tls]'"
+                f"{place}: needs cryptography, which is not installed: pip install cryptography"
             ) from None
         self._aead = AESGCM(hashlib.sha256(key.strip()).digest())
 

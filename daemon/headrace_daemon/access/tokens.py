@@ -27,7 +27,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 except ImportError as error:
     raise AccessError(
-        "authJwksFile: tokens need PyJWT and cryptography: pip install 'headrace[oidc]'"
+        "authJwksFile: tokens need PyJWT and cryptography: pip install 'pyjwt[crypto]'"
     ) from error
 
 if TYPE_CHECKING:
