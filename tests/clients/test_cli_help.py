@@ -106,6 +106,7 @@ def test_each_command_has_a_help_for_people(words: tuple[str, ...]) -> None:
     for type_name in ("INTEGER", "TEXT", "FLOAT", "PATH", "BOOLEAN", "["):
         usage, _, options = outcome.stdout.partition("Options:")
         assert f" {type_name} " not in options, usage
+    assert "...\n" not in options.partition("Commands:")[2], "a summary is cut off"
 
 
 def examples() -> list[str]:

@@ -166,6 +166,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
             admin.create_topic("T", queues=1)
             sent = producer.send(Message("T", b"order"))
             to = ("--group", "g", "--to", "nobody")
-            assert "not online" in fail(3, "message", "resend", sent.offset_message_id, *to)
+            error = fail(3, "message", "resend", sent.offset_message_id, *to)
+            assert "not online" in error
+            assert "`headrace group members GROUP`" in error
             assert "does not exist" in fail(3, "message", "resend", "0" * 32, *to, "--topic", "T")
             assert succeed("message", "get", sent.offset_message_id)

@@ -31,7 +31,7 @@ PANELS = {
     "Messages": {
         "send": "Send one message, or each line or row of a file.",
         "consume": "Print a topic's messages.",
-        "message": "Find messages by id or key.",
+        "message": "Find, trace and resend messages.",
         "kv": "Get, put, delete and watch keys of a topic that is used as a table.",
     },
     "Manage": {

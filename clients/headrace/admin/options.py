@@ -28,11 +28,16 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
-class _SingleValues:
-    """Part of a command that rejects an option given twice, of which click drops the first."""
+class _Common:
+    """What commands and groups share."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002
+        """The first sentence of the help, which click would cut off at ``limit``."""
+        text: str = super().get_short_help_str(sys.maxsize)  # type: ignore[misc]
+        return text
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click.Command."""
+        """Reject an option that is given twice; click would drop the first value."""
         _, _, given = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
         values = Counter(each for each in given if _takes_one_value(each))
         for option, count in values.items():
@@ -47,11 +52,11 @@ def _takes_one_value(parameter: click.Parameter) -> bool:
     return not (parameter.multiple or parameter.is_flag or parameter.count)
 
 
-class Command(_SingleValues, click.Command):
+class Command(_Common, click.Command):
     """A command of ``headrace``."""
 
 
-class Group(_SingleValues, click.Group):
+class Group(_Common, click.Group):
     """A command with subcommands."""
 
     command_class = Command

@@ -61,7 +61,8 @@ _ACK_S = 5.0
     "--pop",
     "pops",
     is_flag=True,
-    help="Take messages out for the group and acknowledge them, as a SimpleConsumer does.",
+    help="Take messages out for the group and acknowledge them, as a SimpleConsumer does; "
+    f"without -f, until none has come for {_QUIET_S:g} s.",
 )
 @click.option(
     "--from",

@@ -35,7 +35,7 @@ _TRANSACTION = "its transaction ends"
 
 @options.group("message", "headrace message query orders 4711 --since 2h")
 def command() -> None:
-    """Find messages by id or key."""
+    """Find, trace and resend messages."""
 
 
 @command.subcommand(
@@ -210,7 +210,7 @@ def resend(
 ) -> None:
     """Have a connected member process a message again, and show what became of it.
 
-    The group's progress stays where it is. `headrace group describe` lists the members.
+    The group's progress stays where it is. `headrace group members` lists the members.
     """
     result = run_admin(lambda admin: admin.resend(message_id, group, client_id, topic), nameserver)
     if result is None:
