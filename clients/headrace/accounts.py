@@ -99,7 +99,9 @@ def _read(path: str, what: str = "password") -> str:
     """The secret in a file, without the end of its line. Raises ConfigurationError."""
     try:
         text = read_private(Path(path)).decode()
-    except (OSError, NotPrivate, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{what} file {path}: {error.strerror}") from None
+    except (NotPrivate, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{what} file {path}: {error}") from None
     secret = text.rstrip("\r\n")
     if not secret:

@@ -364,13 +364,12 @@ class OffsetNotFound(HeadraceError):
 class InvalidValue(HeadraceError, ValueError):
     """A value of a topic or table that is not one of its model.
 
-    key: the value's key.
+    key: the value's key; empty without one.
     """
 
     def __init__(self, topic: str, key: str, model: str, reason: object) -> None:
-        super().__init__(
-            f"the value of key {key!r} in topic {topic} is not valid {model}: {reason}"
-        )
+        of = f"of key {key!r}" if key else "without a key"
+        super().__init__(f"the value {of} in topic {topic} is not valid {model}: {reason}")
         self.key = key
 
 

@@ -66,9 +66,11 @@ class Quota(Body, omit_defaults=True, kw_only=True):
         for limit in self.limits:
             value = getattr(self, limit)
             if limit not in LIMITS[self.of]:
-                raise _bad(f"{what}: {limit} is no limit of a {self.of}")
-            if not (RATE_MIN if limit in RATES else 1) <= value < float("inf"):
-                raise _bad(f"{what}: {limit}={value:g} is too little, or no number")
+                known = ", ".join(LIMITS[self.of])
+                raise _bad(f"{what}: {limit} is no limit of a {self.of}, which has {known}")
+            least = RATE_MIN if limit in RATES else 1
+            if not least <= value < float("inf"):
+                raise _bad(f"{what}: {limit}={value:g}: must be a number, at least {least:g}")
         if self.cpu is not None and self.cpu > 1:
             raise _bad(f"{what}: cpu={self.cpu:g} is above 1, the whole loop")
 

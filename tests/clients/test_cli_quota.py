@@ -57,7 +57,10 @@ def test_quotas_are_set_listed_and_removed(mq: Embedded) -> None:
         (("set", "topic", "T", "--bytes-in", "ten"), "'ten' is no number of bytes"),
         (("set", "topic", "T", "--bytes-in", "10 parsecs"), "no number of bytes"),
         (("set", "topic", "T", "--topics", "5"), "topics is no limit of a topic"),
-        (("set", "group", "g", "--bytes-in", "5MB"), "bytes_in is no limit of a group"),
+        (
+            ("set", "group", "g", "--bytes-in", "5MB"),
+            "bytes_in is no limit of a group, which has requests, bytes_out, cpu",
+        ),
         (("set", "user", "a", "--cpu", "2"), "above 1"),
         (("set", "table", "T", "--cpu", "2"), "'table' is not one of"),
     ],
@@ -68,7 +71,7 @@ def test_limits_that_make_no_sense(mq: Embedded, arguments: tuple[str, ...], rea
 
 def test_a_producer_keeps_to_the_rate_of_its_topic(mq: Embedded) -> None:
     with blocking.Admin(nameserver=mq.nameserver) as admin:
-        with pytest.raises(ConfigurationError, match="too little"):
+        with pytest.raises(ConfigurationError, match="at least 0"):
             admin.set_quota(Quota(of="topic", name="slow", bytes_in=-1.0))
         with blocking.Producer(nameserver=mq.nameserver) as producer:
             producer.send(Message("slow", b"x"))

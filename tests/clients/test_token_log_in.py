@@ -145,7 +145,7 @@ async def test_a_token_that_is_missing_is_looked_for_again(
                 await trio.sleep(20)
             assert tokens_at(broker) == ["token-0", "token-1"]
     said = [line for line in caplog.messages if f"the log-in at {broker.address}" in line]
-    assert f"is unavailable, retrying: token file {file.path}: [Errno 2]" in said[0]
+    assert f"is unavailable, retrying: token file {file.path}: No such file" in said[0]
     assert "is available again" in said[-1]
 
 

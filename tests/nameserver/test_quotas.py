@@ -106,7 +106,10 @@ async def test_what_only_brokers_have_is_rejected(
     ("text", "reason"),
     [
         (b"[]", ""),
-        (b'{"quotas":[{"of":"user","name":"a","requests":0}]}', "requests=0 is too little"),
+        (
+            b'{"quotas":[{"of":"user","name":"a","requests":0}]}',
+            "requests=0: must be a number, at least 0.001",
+        ),
         (b'{"quotas":[{"of":"topic","name":"T","connections":5}]}', "is no limit of a topic"),
     ],
 )

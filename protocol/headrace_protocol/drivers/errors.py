@@ -38,6 +38,7 @@ class ConnectFailed(HeadraceError):
     refresh_route = True
 
     def __init__(self, address: str, reason: object) -> None:
+        reason = getattr(reason, "strerror", None) or reason  # without the number
         super().__init__(
             f"cannot connect to {address}: {reason}. Is it running, and is this address "
             "reachable from here?"
@@ -114,6 +115,7 @@ class MalformedAnswer(HeadraceError):
 _REMEDIES: Mapping[int, str] = {
     ResponseCode.TOPIC_NOT_EXIST: "create it with `headrace topic create NAME`",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
+    ResponseCode.CONSUMER_NOT_ONLINE: "`headrace group members GROUP` lists the connected ones",
     ResponseCode.SYSTEM_BUSY: "the broker is overloaded: retry later",
     ResponseCode.FLOW_CONTROL: "the broker is overloaded: retry later",
     ResponseCode.NO_PERMISSION: "see the topic's and the broker's perm (`headrace topic describe`)",

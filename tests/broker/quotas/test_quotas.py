@@ -402,10 +402,19 @@ async def test_quotas_are_read_from_the_backup_of_a_torn_file(tmp_path: Path) ->
         ({"of": "user", "name": ""}, "without a name"),
         ({"of": "topic", "name": "*", "bytesIn": 1.0}, "only users have a quota in common"),
         ({"of": "topic", "name": "T", "connections": 5}, "connections is no limit of a topic"),
-        ({"of": "group", "name": "g", "bytesIn": 5.0}, "bytes_in is no limit of a group"),
-        ({"of": "user", "name": "a", "requests": 0.0}, "requests=0 is too little"),
-        ({"of": "user", "name": "a", "requests": -1.0}, "requests=-1 is too little"),
-        ({"of": "user", "name": "a", "connections": 0}, "connections=0 is too little"),
+        (
+            {"of": "group", "name": "g", "bytesIn": 5.0},
+            "bytes_in is no limit of a group, which has requests, bytes_out, cpu",
+        ),
+        (
+            {"of": "user", "name": "a", "requests": 0.0},
+            "requests=0: must be a number, at least 0.001",
+        ),
+        ({"of": "user", "name": "a", "requests": -1.0}, "requests=-1: must be a number"),
+        (
+            {"of": "user", "name": "a", "connections": 0},
+            "connections=0: must be a number, at least 1",
+        ),
         ({"of": "user", "name": "a", "cpu": 1.5}, "above 1"),
         ({"of": "user", "name": "a", "requests": 1e999}, "malformed request SET_QUOTA"),
         ({"of": "nobody", "name": "a"}, "malformed request SET_QUOTA"),
