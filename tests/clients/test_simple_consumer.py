@@ -231,7 +231,7 @@ async def test_brokers_that_are_all_away_are_an_error(autojump_clock: MockClock)
 
 
 async def test_an_error_that_waiting_does_not_mend_is_raised_at_once(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     remark = "User:u has no permission to access Topic:T from 127.0.0.1, no rule"
     async with consuming() as (consumer, [broker], _):
@@ -240,6 +240,7 @@ async def test_an_error_that_waiting_does_not_mend_is_raised_at_once(
         with pytest.raises(AccessDenied, match="access Topic:T"):
             await consumer.receive()
         assert trio.current_time() == began
+    assert "retrying" not in caplog.text
 
 
 async def test_a_topic_without_a_route_is_an_error(autojump_clock: MockClock) -> None:
@@ -257,13 +258,16 @@ async def test_a_topic_without_a_route_is_an_error(autojump_clock: MockClock) ->
         assert bodies(await consumer.receive(wait=5)) == [b"0"]
 
 
-async def test_a_static_topic_is_refused(autojump_clock: MockClock) -> None:
+async def test_a_static_topic_is_refused(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with consuming() as (consumer, [broker], nameserver):
         nameserver.answer(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, static_route(broker, leads=[[0]], total=1)
         )
         with pytest.raises(ConfigurationError, match="T is a static topic"):
             await consumer.receive()
+    assert "retrying" not in caplog.text
 
 
 @pytest.mark.parametrize(

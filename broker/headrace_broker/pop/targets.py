@@ -202,14 +202,14 @@ class PopTargets:
         place = self._directory.serve(topic, queue_id, Use.PULL, make_room)
         if place.reader is not None:
             raise RequestError(
-                ResponseCode.NO_PERMISSION,
+                ResponseCode.INVALID_PARAMETER,
                 f"topic {topic} is static: its queues span brokers, which POP can't follow; "
                 "consume it by pulls",
             )
         assert place.queue is not None
         if place.queue.consume_queue.is_batch:
             raise RequestError(
-                ResponseCode.NO_PERMISSION,
+                ResponseCode.INVALID_PARAMETER,
                 f"topic {topic} has {QUEUE_TYPE}={BATCHED}: its records hold whole batches, of "
                 "which POP can't take single messages; consume it by pulls",
             )

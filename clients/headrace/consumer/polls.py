@@ -91,6 +91,8 @@ class Receive:
 class Polls:
     """Takes messages out for the calls that wait, as long as any do.
 
+    Errors that a retry may mend are logged while it retries; the others are for the caller.
+
     leases: gives back messages, and acknowledges those that only look like wanted ones.
     given: what messages settle themselves with. shares: the queues to pop; None pops all.
     """
@@ -192,7 +194,8 @@ class Polls:
             try:
                 queues = await self._queues(subscription.topic)
             except HeadraceError as error:
-                self._instance.outages.report(error, subscription.topic)
+                if error.retryable:
+                    self._instance.outages.report(error, subscription.topic)
                 call.places.add(nowhere)
                 call.note(nowhere, error)
                 continue
@@ -261,7 +264,10 @@ class Polls:
             popped = await pop.ask(await instance.connection(address), self.given)
         except HeadraceError as error:
             self._note(place, error)
-            await pause_after(instance, error, topic, broker_name)
+            if error.retryable:
+                await pause_after(instance, error, topic, broker_name)
+            elif error.refresh_route:
+                instance.invalidate_route(topic)
             return False
         instance.outages.answered(topic, address)
         return self._accept(place, popped, pop.invisible_ms / 1000)

@@ -147,15 +147,19 @@ class PoppedShare:
             await self._fetch_forever()
 
     async def _fetch_forever(self) -> NoReturn:
+        pops = f"popping for group {self._group}"
         while True:
             await self._queue.wait_for_room()
             until = anyio.current_time() + _WAIT_S
             call = Receive(self._queue.room.messages, until, round(1000 * INVISIBLE_S))
             try:
                 messages = await self.polls.receive(call)
-            except HeadraceError:  # which the polls report
+            except HeadraceError as error:
+                if not error.retryable:  # else the polls have reported it
+                    self._instance.outages.failed(pops, error)
                 await anyio.sleep(_PAUSE_S)
                 continue
+            self._instance.outages.worked(pops)
             self._held.hold(messages)
             for batch in PoppedBatch.each(messages):
                 self._inbox.put(self._queue.add(batch))

@@ -385,7 +385,7 @@ def test_a_topic_with_batch_queues_is_refused_by_name(broker: PopBroker, code: R
         ),
     }
     answer = broker.ask(code, headers[code])
-    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "topic B has queue.type=BatchCQ" in answer.remark
     assert broker.pop_parts.pops.out_count == 0
 
@@ -397,4 +397,4 @@ def test_a_static_topic_is_refused_by_name(broker: PopBroker) -> None:
 
     broker.directory.ask((spanning_brokers,), ())
     answer = broker.pop()
-    assert (answer.code, "static" in answer.remark) == (ResponseCode.NO_PERMISSION, True)
+    assert (answer.code, "static" in answer.remark) == (ResponseCode.INVALID_PARAMETER, True)
