@@ -176,7 +176,7 @@ class ClientInstance:
             return
         try:
             with anyio.move_on_after(_GOODBYE_S, shield=True):
-                await self._unregister()
+                await self.leave()
                 if self.traces:
                     await self.traces.write()
         finally:
@@ -561,10 +561,15 @@ class ClientInstance:
             if connection.is_open and address not in self.nameservers
         ]
 
-    async def _unregister(self) -> None:
+    async def leave(self) -> None:
+        """Unregister from the brokers, and announce no consumers any more.
+
+        A broker first answers the POPs that it holds for the client.
+        """
+        consumers, self.consumers = self.consumers, []
         headers = [
             UnregisterClientHeader(client_id=self.client_id, consumer_group=consumer.group_name)
-            for consumer in self.consumers
+            for consumer in consumers
         ]
         if self.producer_group:
             headers.append(

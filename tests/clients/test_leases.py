@@ -20,12 +20,7 @@ from headrace.errors import (
     HeadraceError,
     RequestTimeout,
 )
-from headrace_protocol.bodies import (
-    HeartbeatData,
-    MessageQueueAssignment,
-    QueryAssignmentRequestBody,
-    QueryAssignmentResponseBody,
-)
+from headrace_protocol.bodies import HeartbeatData, QueryAssignmentRequestBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import COMPRESSED, BodyTooLarge
 from headrace_protocol.message import encode_record
@@ -41,6 +36,7 @@ from tests.support.popping import (
     POP,
     POP_TIME,
     answer,
+    assigned,
     bodies,
     consuming,
     in_thread,
@@ -370,11 +366,6 @@ async def test_a_loop_waits_for_brokers_that_are_away(autojump_clock: MockClock)
         await trio.sleep(30)
         assert [(queue.topic, queue.queue_id) for queue in consumer.failures()] == [("T", -1)]
         assert not consumer.failures(after_ms=60_000)
-
-
-def assigned(*queues: MessageQueue, mode: Any = "POP") -> Reply:
-    shares = [MessageQueueAssignment(message_queue=queue, mode=mode) for queue in queues]
-    return Reply(body=(QueryAssignmentResponseBody(message_queue_assignments=shares).encode(),))
 
 
 async def test_a_loop_pops_the_queues_that_a_broker_assigns(autojump_clock: MockClock) -> None:

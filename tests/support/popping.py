@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from headrace import Consumer, PoppedMessage, SimpleConsumer
+from headrace import Consumer, MessageQueue, PoppedMessage, SimpleConsumer
+from headrace_protocol.bodies import MessageQueueAssignment, QueryAssignmentResponseBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_properties, encode_record
 from headrace_protocol.pop.handle import TopicKind
@@ -65,6 +66,12 @@ EMPTY = Reply(code=ResponseCode.POLLING_TIMEOUT)
 CHANGED = Reply(
     ChangeInvisibleTimeResponseHeader(pop_time=POP_TIME + 7, invisible_time=9000, revive_qid=5)
 )
+
+
+def assigned(*queues: MessageQueue, mode: Any = "POP") -> Reply:
+    """The answer to QUERY_ASSIGNMENT."""
+    shares = [MessageQueueAssignment(message_queue=queue, mode=mode) for queue in queues]
+    return Reply(body=(QueryAssignmentResponseBody(message_queue_assignments=shares).encode(),))
 
 
 @contextlib.asynccontextmanager

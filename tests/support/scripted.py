@@ -70,7 +70,7 @@ async def open_instance(nameserver: str, network: Network) -> AsyncIterator[Clie
 
 @dataclass
 class Asked:
-    """One request as it arrived."""
+    """One request as it arrived. reply: answers it later, if its script gave no answer."""
 
     code: int
     ext: dict[str, str]
@@ -79,6 +79,7 @@ class Asked:
     channel: ServerChannel
     opaque: int = 0
     serialize_type: int = SerializeType.JSON
+    reply: Callable[[Reply], None] = field(default=lambda _: None)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -156,6 +157,7 @@ class Scripted:
             request.channel,  # type: ignore[arg-type]
             command.opaque,
             request.serialize_type,
+            request.reply,
         )
         self.asked.append(asked)
         script = self.answers.get(command.code)

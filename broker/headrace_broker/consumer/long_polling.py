@@ -68,6 +68,11 @@ class HeldRequest:
         self.tick = 0
         self.state = State.WAITING
 
+    @property
+    def taking_group(self) -> str:
+        """The group for which it takes messages out; "" if it takes none."""
+        return ""
+
     def try_answer(self, *, may_wait: bool) -> bool:
         """Answer the request if there is something for it; return whether it did. Never raises.
 
@@ -211,6 +216,12 @@ class LongPolling:
     def channel_closed(self, channel: Channel) -> None:
         """Abandon the requests of a closed client."""
         self.run_long(self._abandon_each(list(self._of_channels.get(channel, ()))))
+
+    def withdraw(self, channel: Channel, group: str) -> None:
+        """Answer the requests by which a client that leaves a group would take messages out."""
+        for held in list(self._of_channels.get(channel, ())):
+            if held.taking_group == group:
+                self._answer_now(held)
 
     def answer_all(self) -> None:
         """Answer all requests, because the broker stops."""

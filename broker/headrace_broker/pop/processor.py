@@ -87,6 +87,11 @@ class _HeldPop(JudgedRequest):
         """The queues that it waits for, as the client named them."""
         return self._target.wanted
 
+    @property
+    def taking_group(self) -> str:
+        """See HeldRequest."""
+        return self.wanted.group
+
     def released(self) -> None:
         """See HeldRequest."""
         self._processor.released(self)

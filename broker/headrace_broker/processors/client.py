@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.filter_table import FilterTable
     from headrace_broker.consumer.groups import ConsumerManager, ProducerManager
     from headrace_broker.consumer.locks import QueueLocks
+    from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.consumer.subscriptions import SubscriptionGroups
     from headrace_broker.persistence import NowMs
@@ -95,6 +96,7 @@ class ClientProcessor:
         groups: SubscriptionGroups,
         consumers: ConsumerManager,
         producers: ProducerManager,
+        long_polling: LongPolling,
         offsets: ConsumerOffsets,
         locks: QueueLocks,
         steady_ms: NowMs,
@@ -107,6 +109,7 @@ class ClientProcessor:
         self._groups = groups
         self._consumers = consumers
         self._producers = producers
+        self._long_polling = long_polling
         self._offsets = offsets
         self._locks = locks
         self._steady_ms = steady_ms
@@ -196,11 +199,15 @@ class ClientProcessor:
         self._topics.create_retry_topic(group.group_name, group.retry_queue_nums)
 
     def unregister(self, request: Request) -> Reply:
-        """UNREGISTER_CLIENT: remove a client from its groups, if it still is in them."""
+        """UNREGISTER_CLIENT: remove a client from its groups, if it still is in them.
+
+        Its POPs that are held are answered first, so that none takes out messages any more.
+        """
         header = request.header(UnregisterClientHeader)
         if header.producer_group:
             self._producers.unregister(header.producer_group, request.channel)
         if header.consumer_group:
+            self._long_polling.withdraw(request.channel, header.consumer_group)
             self._consumers.unregister(header.consumer_group, request.channel)
         return Reply()
 

@@ -79,6 +79,7 @@ def _clients(core: Core) -> tuple[Processor, ...]:
             groups,
             clients.consumers,
             clients.producers,
+            clients.long_polling,
             offsets,
             clients.locks,
             steady_ms,

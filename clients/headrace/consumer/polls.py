@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 from headrace.consumer.pops import Pop
 from headrace.consumer.process_queue import Failure
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import ClientClosed, ConfigurationError, HeadraceError
 from headrace.pacing import Pacer, pause_after
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.pop.headers import ANY_QUEUE
@@ -65,6 +66,14 @@ class Receive:
         self.pending: set[_Place] = set()
         self.failures: dict[_Place, HeadraceError] = {}
 
+    def look_at(self, subscription: Subscription, places: set[_Place]) -> None:
+        """Look for messages of a subscription there, and nowhere else."""
+        gone = {place for place in self.places if place.subscription == subscription} - places
+        self.places = self.places - gone | places
+        self.pending -= gone
+        for place in gone:
+            self.failures.pop(place, None)
+
     def time_left(self, now: float) -> float:
         """Seconds for which it waits at most, also for the last answers; 0 when it is over."""
         return max(0.0, self.until - now + (_GRACE_S if self.pending else 0))
@@ -111,6 +120,9 @@ class Polls:
         self._subscriptions = subscriptions
         self._leases = leases
         self._tasks: TaskGroup | None = None
+        self._is_open = False
+        # By subscription, where this member pops now, as far as it is known.
+        self._places: dict[Subscription, set[_Place]] = {}
         self._polled: set[_Place] = set()
         self._kept: list[_Kept] = []
         self._calls: list[Receive] = []
@@ -120,11 +132,22 @@ class Polls:
     def open(self, tasks: TaskGroup) -> None:
         """Begin to poll, in tasks of the client."""
         self._tasks = tasks
+        self._is_open = True
+        self._places.clear()
         self._polled.clear()
         self._failures.clear()
 
     async def close(self) -> None:
-        """Give back what nobody has received."""
+        """Leave the group, and give back what nobody has received."""
+        self._is_open = False
+        self.look_again()
+        await self._give_back_kept()
+        await self._instance.leave()
+        # The last POPs are answered before; their tasks note what they have brought.
+        await anyio.lowlevel.checkpoint()
+        await self._give_back_kept()
+
+    async def _give_back_kept(self) -> None:
         kept, self._kept = self._kept, []
         await self._leases.give_back([each.message for each in kept])
 
@@ -152,6 +175,8 @@ class Polls:
     async def _found(self, call: Receive) -> list[PoppedMessage]:
         is_first = True
         while not (messages := self._take(call.count)):
+            # What changes while the places are looked up counts, too.
+            changed = self._changed
             if is_first or call.until > anyio.current_time():
                 await self._ask_all(call)
             if error := call.hopeless():
@@ -164,8 +189,9 @@ class Polls:
             is_first = False
             # A topic without a route has no task that would try again.
             with anyio.move_on_after(min(left_s, _PAUSE_S) if call.failures else left_s):
-                await self._changed.wait()
-            self._instance.check_open(self._leases.client)
+                await changed.wait()
+            if not self._is_open:
+                raise ClientClosed(self._leases.client)
         return messages
 
     def _take(self, count: int) -> list[PoppedMessage]:
@@ -181,7 +207,8 @@ class Polls:
         assert self._tasks is not None
         self._tasks.start_soon(work, *args)
 
-    def _notify(self) -> None:
+    def look_again(self) -> None:
+        """Have the calls that wait look for messages, and at the places to pop."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -199,10 +226,21 @@ class Polls:
                 call.places.add(nowhere)
                 call.note(nowhere, error)
                 continue
-            call.places.discard(nowhere)
-            call.note(nowhere, None)
-            for queue in queues:
-                self._ask(call, _Place(subscription, queue.broker_name, queue.queue_id))
+            places = {_Place(subscription, each.broker_name, each.queue_id) for each in queues}
+            self._look_at(subscription, places)
+            call.look_at(subscription, places)
+            for place in places:
+                self._ask(call, place)
+
+    def _look_at(self, subscription: Subscription, places: set[_Place]) -> None:
+        """Pop a subscription there. A POP held elsewhere is not repeated once it is answered."""
+        gone = self._places.get(subscription, set()) - places
+        self._places[subscription] = places
+        for place in gone:
+            self._failures.pop(place, None)
+
+    def _has_left(self, place: _Place) -> bool:
+        return place not in self._places[place.subscription]
 
     async def _queues(self, topic: str) -> Sequence[MessageQueue]:
         names = await self._brokers(topic)
@@ -220,7 +258,6 @@ class Polls:
         return sorted({queue.broker_name for queue in route.read_queues})
 
     def _ask(self, call: Receive, place: _Place) -> None:
-        call.places.add(place)
         if place not in self._polled:
             call.pending.add(place)
             self._polled.add(place)
@@ -228,9 +265,13 @@ class Polls:
 
     def _is_wanted(self, place: _Place) -> bool:
         now = anyio.current_time()
-        return not self._kept and any(
-            place in call.places and (place in call.pending or call.until > now)
-            for call in self._calls
+        return (
+            self._is_open
+            and not self._kept
+            and any(
+                place in call.places and (place in call.pending or call.until > now)
+                for call in self._calls
+            )
         )
 
     async def _poll(self, place: _Place) -> None:
@@ -243,7 +284,7 @@ class Polls:
                     await anyio.sleep(delay_s)
         finally:
             self._polled.discard(place)
-            self._notify()
+            self.look_again()
 
     async def _poll_once(self, place: _Place) -> bool:
         """POP once; returns whether there were messages."""
@@ -274,14 +315,17 @@ class Polls:
 
     def _accept(self, place: _Place, popped: Popped, invisible_s: float) -> bool:
         until = anyio.current_time() + _KEPT_SHARE * invisible_s
-        self._kept += [_Kept(message, until) for message in popped.messages]
+        if self._has_left(place):
+            self._begin(self._leases.give_back, popped.messages)
+        else:
+            self._kept += [_Kept(message, until) for message in popped.messages]
         if popped.others:
             self._begin(self._leases.try_ack, popped.others)
         self._note(place, None)
         return bool(popped.messages or popped.others)
 
     def _note(self, place: _Place, error: HeadraceError | None) -> None:
-        if error is None:
+        if error is None or self._has_left(place):
             self._failures.pop(place, None)
         else:
             known = self._failures.get(place)
@@ -289,4 +333,4 @@ class Polls:
             self._failures[place] = Failure(since, error)
         for call in self._calls:
             call.note(place, error)
-        self._notify()
+        self.look_again()

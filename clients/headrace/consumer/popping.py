@@ -13,6 +13,7 @@ from headrace.consumer.pops import PopMember
 from headrace.consumer.process_queue import Limits, ProcessQueue, long_failures
 from headrace.consumer.shares import Shares
 from headrace.errors import HeadraceError
+from headrace.pacing import Pacer
 from headrace.popped import PoppedBatch
 from headrace_protocol.bodies import MessageQueue
 from headrace_protocol.pop.headers import ANY_QUEUE
@@ -137,10 +138,15 @@ class PoppedShare:
         tasks.start_soon(self._watch_group)
 
     async def _watch_group(self) -> NoReturn:
+        pacer = Pacer()
         while True:
+            pacer.begin()
             await self.group_changed.wait()
             self.group_changed = anyio.Event()
             self._shares.forget()
+            self.polls.look_again()
+            # A broker may announce group changes endlessly.
+            await anyio.sleep(pacer.delay_s(progress=False))
 
     async def _fetch_regularly(self) -> None:
         with self._queue.fetching:

@@ -45,14 +45,15 @@ class Shares:
 
     def forget(self) -> None:
         """Ask again: the group has changed."""
-        self._shares.clear()
+        # An answer that is under way may be from before the change.
+        self._shares = {}
 
     async def of(self, topic: str, brokers: Sequence[str]) -> Sequence[MessageQueue]:
         """The queues to pop of a topic on these brokers; queue id -1 is all of a broker."""
-        now = anyio.current_time()
-        share = self._shares.get(topic)
+        now, shares = anyio.current_time(), self._shares
+        share = shares.get(topic)
         if share is None or share.until <= now:
-            share = self._shares[topic] = _Share(await self._asked(topic, brokers), now + _KEPT_S)
+            share = shares[topic] = _Share(await self._asked(topic, brokers), now + _KEPT_S)
         return [queue for queue in share.queues if queue.broker_name in brokers]
 
     async def _asked(self, topic: str, brokers: Sequence[str]) -> Sequence[MessageQueue]:

@@ -14,6 +14,7 @@ from headrace_broker.queue_directory import Here, Lookup, QueueDirectory
 from headrace_protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.forbidden import ForbiddenType
+from headrace_protocol.headers import UnregisterClientHeader
 from headrace_protocol.message import decode_records
 from headrace_protocol.pop.headers import NotificationHeader, PeekMessageHeader, PollingInfoHeader
 from headrace_protocol.serving import Request
@@ -278,6 +279,20 @@ async def test_a_pop_gives_up_at_its_deadline(broker: PopBroker) -> None:
     assert answer.code == ResponseCode.POLLING_TIMEOUT
 
 
+async def test_the_pops_of_a_member_that_leaves_are_answered(broker: PopBroker) -> None:
+    """A message that came after its goodbye would be taken for nobody."""
+    leaving, other = broker.hold(), broker.hold()
+    header = broker.pop_header(poll_time=10_000, consumer_group="h")
+    broker.send(RequestCode.POP_MESSAGE, header, channel=leaving)
+    goodbye = UnregisterClientHeader(client_id="c", consumer_group="g")
+    broker.send(RequestCode.UNREGISTER_CLIENT, goodbye, channel=leaving)
+    codes = [answer.code for answer in answers(leaving)]
+    assert codes == [ResponseCode.POLLING_TIMEOUT, ResponseCode.SUCCESS]
+    assert [polling_count(broker, group) for group in "gh"] == [1, 1]
+    broker.store_message("T", 0)
+    assert len(answers(other)) == 1
+
+
 async def test_the_pop_of_a_client_that_has_left_takes_nothing(broker: PopBroker) -> None:
     channel = broker.hold()
     channel.is_open = False
@@ -300,8 +315,8 @@ async def test_only_so_many_pops_wait(tmp_path: Path, settings: dict[str, int], 
     assert polling_count(broker) == 0
 
 
-def polling_count(broker: PopBroker) -> int:
-    header = PollingInfoHeader(consumer_group="g", topic="T", queue_id=-1)
+def polling_count(broker: PopBroker, group: str = "g") -> int:
+    header = PollingInfoHeader(consumer_group=group, topic="T", queue_id=-1)
     return int(broker.ask(RequestCode.POLLING_INFO, header).command.ext()["pollingNum"])
 
 
