@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
@@ -99,12 +100,20 @@ def _clocks(name: str, ours: Callable[[], float]) -> list[tuple[Any, str, Any]]:
     return found
 
 
-def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions that a module defines, those of its classes among them."""
-    for owner in (module, *filter(inspect.isclass, vars(module).values())):
-        for value in vars(owner).values():
-            if isinstance(value, FunctionType) and value.__module__ == module.__name__:
-                yield value
+@cache
+def _functions(module: ModuleType) -> list[FunctionType]:
+    """The functions with defaults that a module defines, those of its classes among them.
+
+    Found once: there are thousands, and a seed takes less than a second.
+    """
+    owners = (module, *filter(inspect.isclass, vars(module).values()))
+    return [
+        value
+        for owner in owners
+        for value in vars(owner).values()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+        if value.__defaults__
+    ]
 
 
 def _replaced(values: tuple[Any, ...] | None, old: object, new: object) -> tuple[Any, ...]:

@@ -322,7 +322,7 @@ class PopLives(WaitingLives):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.popped = Told()
-        self.config = broker_config(world.folder)
+        self.config = broker_config(world.folder, mapped_file_size_timer_log=4096)
 
     def begin(self) -> None:
         self.live_calmly(lambda life: life.start())
