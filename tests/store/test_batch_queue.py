@@ -15,6 +15,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES, make_units
 from headrace_broker.store.message_store import MessageStore
 from headrace_broker.store.queues.batch_queue import BatchConsumeQueue
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.settings import StoreSettings
 from headrace_broker.store.store_queue import StoreQueue
@@ -142,9 +143,9 @@ def test_a_torn_unit_ends_the_queue_after_a_crash(field: str, tmp_path: Path) ->
 
 def test_files_of_expired_records_are_detached(tmp_path: Path) -> None:
     queue = filled(tmp_path)
-    number = queue.search_cold(401)()
+    number = ColdQueue(queue).first_at(401)
     assert number == 5
-    delete_files(queue.detach_before(number))
+    delete_files(queue.detach_before(number, STARTS[number]))
     assert (queue.first_number, queue.first_offset) == (4, STARTS[4])
     assert queue.min_offset(401) == STARTS[5]
     assert (content(queue) == units(first=4)).all()
@@ -402,8 +403,10 @@ def test_the_oldest_messages_leave_with_their_log_file(tmp_path: Path) -> None:
         put_batch(store, queue, 6)
     store.index_tick()
     detached = store.commit_log.files.detach_first(1)
-    number = queue.consume_queue.search_cold(store.commit_log.min_offset)()
-    delete_files([*detached, *queue.consume_queue.detach_before(number)])
+    cold = ColdQueue(queue.consume_queue)
+    number = cold.first_at(store.commit_log.min_offset)
+    expired = queue.consume_queue.detach_before(number, cold.offset_of(number))
+    delete_files([*detached, *expired])
     first = ready(lambda: store.source(queue).min_offset())
     assert first % 6 == 0 < first
     assert read(store, queue, first)[0].queue_offset == first

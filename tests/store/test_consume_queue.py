@@ -14,6 +14,7 @@ from headrace_broker.store.files.filesystem import Files
 from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.log.ring import WHOLE_BATCH
 from headrace_broker.store.message_store import MessageStore
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.queues.consume_queue import BLANK_SIZE, UNIT_BYTES, ConsumeQueue
 from headrace_broker.store.retention.cleaner import delete_files
 from headrace_broker.store.store_queue import StoreQueue
@@ -112,14 +113,14 @@ def test_a_gap_is_filled_with_blank_units(tmp_path: Path) -> None:
 def test_files_below_the_logs_first_byte_go(tmp_path: Path) -> None:
     queue = filled(tmp_path, 35)
     assert queue.min_offset(0) == 0
-    assert queue.search_cold(901)() == queue.first_at_or_after(901) == 10
-    assert queue.detach_before(9) == []
-    delete_files(queue.detach_before(10))
+    assert ColdQueue(queue).first_at(901) == queue.first_at_or_after(901) == 10
+    assert queue.detach_before(9, 9) == []
+    delete_files(queue.detach_before(10, 10))
     assert queue.first_offset == 10
     assert queue.min_offset(901) == 10
-    assert queue.search_cold(1 << 40)() == 35
+    assert ColdQueue(queue).first_at(1 << 40) == 35
     assert queue.min_offset(1901) == 20
-    delete_files(queue.detach_before(35))
+    delete_files(queue.detach_before(35, 35))
     assert queue.min_offset(1 << 40) == 35
     names = [path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir()]
     assert names == [f"{600:020d}"]  # the last file stays

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace_broker.store.log.batch_units import BATCH_UNIT_BYTES
 from headrace_broker.store.retention.rules import TRUST_S
 from headrace_broker.store.retention.topic_floors import TopicLimit
 from headrace_broker.store.settings import Retention
 from headrace_broker.store.store_source import GetStatus
-from tests.support.stores import SetClock, crash, open_store, put, read_all, units_from
+from tests.support.stores import SetClock, crash, new_store, open_store, put, read_all, units_from
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -139,6 +140,32 @@ async def test_what_a_group_has_not_consumed_is_shown(tmp_path: Path) -> None:
     store.cleaner.retention = Retention(removes_unconsumed=True)
     await store.cleaner.raise_floors()
     assert firsts(store) == [12, 15]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_a_clean_up_reads_units_in_threads_only(tmp_path: Path, is_batch: bool) -> None:
+    """The loop reads them through maps, of which there are none afterwards."""
+    clock = SetClock()
+    store = new_store(tmp_path, clock, retention=NEVER, batch_queue_file_bytes=4 * BATCH_UNIT_BYTES)
+    store.is_batch_topic = lambda _topic: is_batch
+    store.load()
+    queue = store.queue("T", 0)
+    while len(store.commit_log.files.files) < 4:
+        clock.ms += MINUTE_MS
+        put(store, queue, bytes(300))
+    store.index_tick()
+    consume_queue = queue.consume_queue
+    count = consume_queue.max_offset
+    store.cleaner.detached += store.commit_log.files.detach_first(1)
+    gone = store.source(queue).min_offset()
+    limit(store, minutes=count - gone - 5.5)
+    store.cleaner.unconsumed = lambda: unconsumed({0: count - 2})
+    consume_queue.unmap()
+    await store.cleaner.round()
+    assert not any(file.is_mapped for file in consume_queue.files.files)
+    assert consume_queue.first_number > 0
+    assert firsts(store) == [gone + 5]
+    assert store.cleaner.status().oldest_unconsumed == "group g, topic T, queue 0"
 
 
 async def test_after_a_restart_it_is_as_before(tmp_path: Path) -> None:

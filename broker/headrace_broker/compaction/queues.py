@@ -32,6 +32,7 @@ from headrace_broker.compaction.segments import COMPACTION_FOLDER, Folders
 from headrace_broker.compaction.swap import Swap
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.positions import PositionFile
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.topics.attributes import is_compacted
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -281,7 +282,7 @@ class CompactedQueues:
         consume_queue = queue.consume_queue
         end, oldest = (
             consume_queue.max_offset,
-            consume_queue.search_cold(self._store.commit_log.min_offset)(),
+            ColdQueue(consume_queue).first_at(self._store.commit_log.min_offset),
         )
         if self._store.was_clean:
             return end, oldest

@@ -10,6 +10,7 @@ import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.log.record_checksum import without_checksum
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.queues.queue_blocks import (
     QueueDamaged,
     QueueView,
@@ -92,7 +93,7 @@ class WaitingQueue:
     def first_after(self, physical_offset: int) -> int:
         """Queue offset of the first message at or behind a physical offset. Reads the disk."""
         queue = self._store.find_queue(self.topic, self.queue_id)
-        return queue.consume_queue.search_cold(physical_offset)() if queue else 0
+        return ColdQueue(queue.consume_queue).first_at(physical_offset) if queue else 0
 
     async def units(self, first: int) -> Array:
         """Units from ``first`` on, at most UNITS_AT_ONCE: shape (n,), UNIT_DTYPE.

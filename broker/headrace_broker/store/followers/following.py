@@ -25,6 +25,7 @@ import math
 import random
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -40,6 +41,7 @@ from headrace_broker.store.followers.follower_work import (
     Save,
     Scan,
 )
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.queues.queue_blocks import QueueView
 from headrace_protocol.outages import Outages
 
@@ -392,7 +394,7 @@ class Following:
             self._start_ends.get(name),
             _view(queue),
             ColdFiles(self._commit_log.files),
-            consume_queue.search_cold(self._commit_log.min_offset),
+            partial(ColdQueue(consume_queue).first_at, self._commit_log.min_offset),
         )
 
     def _note_scan(self, scan: Scan) -> None:
@@ -446,7 +448,7 @@ class Following:
         log_min_offset = self._commit_log.min_offset
         if _next_physical_offset(track) >= log_min_offset:
             return None
-        return track.queue.consume_queue.search_cold(log_min_offset)
+        return partial(ColdQueue(track.queue.consume_queue).first_at, log_min_offset)
 
     def _note_pass(self, step: Pass) -> None:
         self._is_unsaved |= bool(step.moved)

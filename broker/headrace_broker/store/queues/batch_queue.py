@@ -22,6 +22,7 @@ from headrace_broker.store.log.batch_units import (
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace_broker.store.files.filesystem import Files
@@ -134,14 +135,9 @@ class BatchConsumeQueue(ConsumeQueue):
         if queue_offset >= self.max_offset or first == end:
             return end
 
-        def start_of(number: int) -> int:
-            return self.offset_of(number, read)
-
-        number = bisect_right(range(first, end), queue_offset, key=start_of) - 1 + first
-        if number < first:
-            return first
-        *_, start, count = self._unit_at(number, read)
-        return number if queue_offset < start + count else number + 1
+        return number_with(
+            queue_offset, range(first, end), lambda number: self._unit_at(number, read)[4:]
+        )
 
     def offset_of(self, number: int, read: ReadUnits = ConsumeQueue.units_view, /) -> int:
         """As ``ConsumeQueue.offset_of``."""
@@ -149,6 +145,20 @@ class BatchConsumeQueue(ConsumeQueue):
 
     def _unit_at(self, number: int, read: ReadUnits) -> tuple[int, int, int, int, int, int]:
         return BATCH_UNIT.unpack(read(self, number, 1))
+
+
+def number_with(
+    queue_offset: int, numbers: range, batch_at: Callable[[int], tuple[int, int]]
+) -> int:
+    """Number of the unit with a message, or of the first unit past it.
+
+    batch_at: returns queue offset and count of the unit with a number.
+    """
+    found = bisect_right(numbers, queue_offset, key=lambda number: batch_at(number)[0]) - 1
+    if found < 0:
+        return numbers.start
+    start, count = batch_at(numbers[found])
+    return numbers[found] + (queue_offset >= start + count)
 
 
 # By ``is_batch``.

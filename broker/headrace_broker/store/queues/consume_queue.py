@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.file_seal import StoreDamaged
 from headrace_broker.store.files.gallop import gallop
 from headrace_broker.store.files.mapped_file_queue import MappedFileQueue
@@ -56,11 +55,11 @@ class ConsumeQueue:
     is_batch: ClassVar = False
 
     __slots__ = (
-        "_floor",
         "_is_deleted",
         "_log_min_seen",
         "file",
         "files",
+        "floor",
         "flushed_offset",
         "is_cut",
         "map",
@@ -84,7 +83,7 @@ class ConsumeQueue:
         self._is_deleted = False
         # The last result of min_offset(), which never falls while there are units.
         self.min_offset_seen = 0
-        self._floor = 0
+        self.floor = 0  # the queue offset below which messages are hidden
         self._log_min_seen = -1
 
     # --- writing ---------------------------------------------------------------------------
@@ -291,7 +290,7 @@ class ConsumeQueue:
                 last.clear_from(position)
                 self.is_cut = True
         self.note_end(number)
-        self._floor = min(self._floor, self.max_offset)
+        self.floor = min(self.floor, self.max_offset)
 
     def note_end(self, number: int) -> None:
         """Take the units before ``number`` for those of the queue."""
@@ -301,25 +300,12 @@ class ConsumeQueue:
         """Remove the units that point at or past ``physical_offset``."""
         self._truncate_at(self._first_number_at(physical_offset))
 
-    def search_cold(self, physical_offset: int) -> Callable[[], int]:
-        """A function for any thread: the number of the first unit at or past ``physical_offset``.
+    def detach_before(self, number: int, queue_offset: int) -> list[MappedFile]:
+        """Detach the files that end at or before a unit; the records of those left the log.
 
-        It reads the disk. Raises OSError.
+        queue_offset: of its first message.
         """
-        target_of = self.cold_files().physical_offset
-        # A minimum set by the floor says nothing about the log.
-        known = self.min_offset_seen if self.min_offset_seen > self._floor else 0
-        low = max(self.first_number, self.number_of(known))
-        return partial(_first_at, target_of, physical_offset, low, self.end_number)
-
-    def cold_files(self) -> ColdFiles:
-        """The units for reads in any thread."""
-        return ColdFiles(self.files, self.unit_dtype)
-
-    def detach_before(self, number: int) -> list[MappedFile]:
-        """Detach the files that end at or before a unit; the records of those left the log."""
-        first = self.offset_of(min(number, self.end_number))
-        self.min_offset_seen = max(self.min_offset_seen, first)
+        self.min_offset_seen = max(self.min_offset_seen, min(queue_offset, self.max_offset))
         end = number * self.unit_bytes
         return self.files.detach_first(
             sum(file.end_offset <= end for file in self.files.files[:-1])
@@ -327,8 +313,8 @@ class ConsumeQueue:
 
     def raise_floor(self, queue_offset: int) -> None:
         """Hide everything below ``queue_offset``, though its records are still in the log."""
-        if queue_offset > self._floor:
-            self._floor = min(queue_offset, self.max_offset)
+        if queue_offset > self.floor:
+            self.floor = min(queue_offset, self.max_offset)
             self._log_min_seen = -1
 
     def restore_floor(self, queue_offset: int, physical_offset_before: int) -> None:
@@ -451,8 +437,9 @@ class ConsumeQueue:
         read: reads the units; its exceptions pass through.
         """
         if self._log_min_seen != log_min_offset:
-            found = self._skip_blank(self._first_kept(log_min_offset, read), read)
-            self.min_offset_seen = max(self.offset_of(found, read), self._floor)
+            units = partial(self._units, read)
+            found = skip_blank(units, self._first_kept(log_min_offset, read), self.end_number)
+            self.min_offset_seen = max(self.offset_of(found, read), self.floor)
             # Not cached for an empty queue: the next unit may be its first one.
             is_empty = self.min_offset_seen >= self.max_offset
             self._log_min_seen = -1 if is_empty else log_min_offset
@@ -463,31 +450,38 @@ class ConsumeQueue:
             return int(UNIT.unpack_from(read(self, number, 1))[0])
 
         low = max(self.first_number, self.number_of(self.min_offset_seen, read))
-        return _first_at(physical_offset_of, log_min_offset, low, self.end_number)
+        return first_at(physical_offset_of, log_min_offset, low, self.end_number)
 
     def first_at_or_after(self, physical_offset: int) -> int:
         """Queue offset of the first unit at or past ``physical_offset``; ``max_offset`` if none."""
         return self.offset_of(self._first_number_at(physical_offset))
 
     def _first_number_at(self, physical_offset: int) -> int:
-        return _first_at(
+        return first_at(
             lambda number: self.head_of(number)[0],
             physical_offset,
             self.first_number,
             self.end_number,
         )
 
-    def _skip_blank(self, number: int, read: ReadUnits) -> int:
-        while number < self.end_number:
-            units = np.frombuffer(read(self, number, BLANK_UNITS), self.unit_dtype)
-            is_there = units["size"] != BLANK_SIZE
-            if is_there.any():
-                return number + int(is_there.argmax())
-            number += len(units)
-        return number
+    def _units(self, read: ReadUnits, number: int, count: int) -> Units:
+        return np.frombuffer(read(self, number, count), self.unit_dtype)
 
 
-def _first_at(
+def skip_blank(read: Callable[[int, int], Units], number: int, end: int) -> int:
+    """Number of the first unit from ``number`` on that has a record; ``end`` if none has.
+
+    read: the units from a number on, up to a count.
+    """
+    while number < end and len(units := read(number, BLANK_UNITS)):
+        is_there = units["size"] != BLANK_SIZE
+        if is_there.any():
+            return number + int(is_there.argmax())
+        number += len(units)
+    return end
+
+
+def first_at(
     physical_offset_of: Callable[[int], int], physical_offset: int, low: int, high: int
 ) -> int:
     """The first unit in ``range(low, high)`` that points at or past it; ``high`` if none does.

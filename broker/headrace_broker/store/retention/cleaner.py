@@ -17,6 +17,7 @@ import trio
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.life import State
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.retention.disk_forecast import (
     ALARM_EVERY_S,
     DiskForecast,
@@ -288,28 +289,30 @@ class Cleaner:
         log_min_offset = self.commit_log.min_offset
         if log_min_offset == self._log_min_cleaned:
             return
-        searches: dict[ConsumeQueue, Callable[[], int]] = {}
-        await in_slices(self._collect_searches(log_min_offset, searches))
-        firsts = await self._in_thread(lambda: [search() for search in searches.values()])
-        await in_slices(self._detach_queue_files(zip(searches, firsts, strict=True)))
+        queues: dict[ConsumeQueue, ColdQueue] = {}
+        await in_slices(self._collect_queues(queues))
+        firsts = await self._in_thread(
+            lambda: [
+                (number := cold.first_at(log_min_offset), cold.offset_of(number))
+                for cold in queues.values()
+            ]
+        )
+        await in_slices(self._detach_queue_files(zip(queues, firsts, strict=True)))
         self.detached += self.index_files.detach_below(log_min_offset)
         self._log_min_cleaned = log_min_offset
 
-    def _collect_searches(
-        self, log_min_offset: int, searches: dict[ConsumeQueue, Callable[[], int]]
-    ) -> Generator[None, None, None]:
-        """Collect, per queue, the search for its first unit whose record is still in the log."""
+    def _collect_queues(self, found: dict[ConsumeQueue, ColdQueue]) -> Generator[None, None, None]:
         for queues in list(self._topics.values()):
             for queue in list(queues.values()):
-                consume_queue = queue.consume_queue
-                searches[consume_queue] = consume_queue.search_cold(log_min_offset)
+                found[queue.consume_queue] = ColdQueue(queue.consume_queue)
             yield
 
     def _detach_queue_files(
-        self, firsts: Iterable[tuple[ConsumeQueue, int]]
+        self, firsts: Iterable[tuple[ConsumeQueue, tuple[int, int]]]
     ) -> Generator[None, None, None]:
+        """Detach files before a unit of each queue, given by its number and queue offset."""
         for consume_queue, first in firsts:
-            self.detached += consume_queue.detach_before(first)
+            self.detached += consume_queue.detach_before(*first)
             yield
 
     async def _remove(self) -> None:

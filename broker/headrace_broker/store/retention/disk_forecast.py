@@ -6,15 +6,14 @@ import math
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.retention.growth import Growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
-    from headrace_broker.store.files.cold_files import ColdFiles
     from headrace_broker.store.files.filesystem import DiskUsage
     from headrace_broker.store.log.commit_log import CommitLog
-    from headrace_broker.store.queues.consume_queue import ConsumeQueue
     from headrace_broker.store.settings import Retention
     from headrace_broker.store.store_queue import StoreQueue
 
@@ -79,39 +78,34 @@ class DiskForecast:
         self._others_growth = Growth()
         self._commit_log = commit_log
         self._topics = topics
-        self._candidates: list[tuple[ColdFiles, int, str, int, str]] = []
+        self._candidates: list[tuple[ColdQueue, int, str, int, str]] = []
         self._limit_bytes = 0
         self._sampled_s = self._alarm_s = -math.inf
 
     def scan(self, lowest_unconsumed: LowestUnconsumed) -> Generator[None, None, None]:
-        """Collect the first unconsumed unit of each queue; yields after some queues."""
+        """Collect the lowest unconsumed offset of each queue; yields after some queues."""
         self._candidates = []
         for topic, queues in list(self._topics.items()):
             for some in queue_blocks(queues):
                 lowest = yield from lowest_unconsumed(topic, some)
-                for queue_id, (queue_offset, group) in lowest.items():
-                    consume_queue = some[queue_id].consume_queue
-                    first = self._first_visible(consume_queue, queue_offset)
-                    if first < consume_queue.max_offset:
-                        units, number = consume_queue.cold_files(), consume_queue.number_of(first)
-                        self._candidates.append((units, number, topic, queue_id, group))
+                self._candidates += (
+                    (ColdQueue(consume_queue), queue_offset, topic, queue_id, group)
+                    for queue_id, (queue_offset, group) in lowest.items()
+                    if queue_offset < (consume_queue := some[queue_id].consume_queue).max_offset
+                )
                 yield
-
-    def _first_visible(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
-        """The first unit from ``queue_offset`` on that consumers can still read."""
-        if queue_offset >= consume_queue.max_offset:
-            return queue_offset
-        return max(queue_offset, consume_queue.min_offset(self._commit_log.min_offset))
 
     def find_oldest(self, left_out: Collection[str] = ()) -> UnconsumedRecord | None:
         """The oldest unconsumed record of the last scan, from any thread. Raises OSError.
 
         left_out: topics whose records don't count.
         """
+        log_min_offset = self._commit_log.min_offset
         found = (
-            UnconsumedRecord(units.physical_offset(number), topic, queue_id, group)
-            for units, number, topic, queue_id, group in self._candidates
+            UnconsumedRecord(queue.units.physical_offset(first), topic, queue_id, group)
+            for queue, queue_offset, topic, queue_id, group in self._candidates
             if topic not in left_out
+            and (first := queue.first_visible(log_min_offset, queue_offset)) < queue.end
         )
         # -1: the queue was deleted since the scan, so nothing is left to consume.
         return min((each for each in found if each.physical_offset >= 0), default=None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace_broker.store.files.cold_files import ColdFiles
 from headrace_broker.store.files.positions import Position
+from headrace_broker.store.queues.cold_queue import ColdQueue
 from headrace_broker.store.retention.disk_forecast import queue_blocks
 from headrace_broker.store.retention.floor_file import FloorFile
 from headrace_broker.store.retention.topic_floors import Counted, QueueView, TopicLimit, find_floors
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 
 class _TopicScan(NamedTuple):
-    """The input that a thread needs to find a topic's floors."""
+    """The input that a thread needs to find a topic's floors.
+
+    unconsumed: by queue id, the lowest queue offset that must be kept.
+    """
 
     queues: dict[int, StoreQueue]
-    views: list[QueueView]
+    cold: dict[int, ColdQueue]
+    unconsumed: dict[int, int]
     limit: TopicLimit
     counted: dict[int, Counted]
 
@@ -63,48 +68,48 @@ class TopicTrimmer:
         self._scans = []
         for topic, limit in limits.items():
             queues = dict(self._topics.get(topic, {}))
-            views: list[QueueView] = []
+            cold: dict[int, ColdQueue] = {}
+            unconsumed: dict[int, int] = {}
             for some in queue_blocks(queues):
                 lowest = yield from lowest_unconsumed(topic, some)
-                views += (
-                    self._view(queue, lowest.get(queue_id)) for queue_id, queue in some.items()
-                )
+                unconsumed |= {queue_id: offset for queue_id, (offset, _) in lowest.items()}
+                cold |= {
+                    queue_id: ColdQueue(queue.consume_queue) for queue_id, queue in some.items()
+                }
                 yield
-            self._scans.append(_TopicScan(queues, views, limit, self._counted[topic]))
-
-    def _view(self, queue: StoreQueue, unconsumed: tuple[int, str] | None) -> QueueView:
-        consume_queue, number_of = queue.consume_queue, queue.consume_queue.number_of
-        first = number_of(consume_queue.min_offset(self._commit_log.min_offset))
-        end = consume_queue.end_number
-        kept_from = end
-        if unconsumed is not None:
-            kept_from = min(max(number_of(unconsumed[0]), first), end)
-        return QueueView(queue.queue_id, consume_queue.cold_files(), first, kept_from, end)
+            self._scans.append(_TopicScan(queues, cold, unconsumed, limit, self._counted[topic]))
 
     def find(self, now_ms: int) -> list[dict[int, Position]]:
-        """The floors that rise, by queue id, one dict per topic scanned. Raises OSError.
-
-        Their offsets are numbers of units.
-        """
+        """The floors that rise, by queue id, one dict per topic scanned. Raises OSError."""
         return [self._rising(scan, now_ms) for scan in self._scans]
 
     def _rising(self, scan: _TopicScan, now_ms: int) -> dict[int, Position]:
-        floors = find_floors(scan.views, self._cold_log, scan.limit, now_ms, scan.counted)
+        views = [
+            self._view(queue_id, queue, scan.unconsumed.get(queue_id))
+            for queue_id, queue in scan.cold.items()
+        ]
+        floors = find_floors(views, self._cold_log, scan.limit, now_ms, scan.counted)
         return {
-            view.queue_id: Position(floor, int(before["physical_offset"][0]))
-            for view in scan.views
+            view.queue_id: Position(
+                scan.cold[view.queue_id].offset_of(floor), int(before["physical_offset"][0])
+            )
+            for view in views
             if (floor := floors[view.queue_id]) > view.first
             and len(before := view.units.units(floor - 1, 1))
         }
+
+    def _view(self, queue_id: int, queue: ColdQueue, unconsumed: int | None) -> QueueView:
+        first, end = queue.first_visible(self._commit_log.min_offset), queue.end
+        kept_from = end if unconsumed is None else queue.number_of(unconsumed)
+        return QueueView(queue_id, queue.units, first, min(max(kept_from, first), end), end)
 
     def apply(self, floors_of_topics: list[dict[int, Position]]) -> None:
         """Hide all messages below the floors."""
         for scan, floors in zip(self._scans, floors_of_topics, strict=True):
             for queue_id, floor in floors.items():
                 queue = scan.queues[queue_id]
-                first = queue.consume_queue.offset_of(floor.queue_offset)
-                queue.consume_queue.raise_floor(first)
-                self._saved.note(queue, floor._replace(queue_offset=first))
+                queue.consume_queue.raise_floor(floor.queue_offset)
+                self._saved.note(queue, floor)
 
     def save(self) -> None:
         """Save the floors for the next start. Raises OSError."""
