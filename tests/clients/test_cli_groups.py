@@ -16,6 +16,7 @@ from headrace.admin.member_view import MemberView
 from headrace.consumer import strategies
 from headrace.embedded import Embedded
 from headrace.errors import RequestTimeout
+from headrace_protocol import __version__
 from headrace_protocol.bodies import ClientConnection, ConsumerRunningInfo, MessageQueue
 from headrace_protocol.codes import RequestCode
 from tests.support.cli import fail, headrace, succeed
@@ -139,7 +140,11 @@ def test_members_report_about_themselves(mq: Embedded, topic: str) -> None:
         text = succeed("group", "members", group, "--running").stdout
     assert member.items() <= found["members"][0].items()
     (row,) = found["members"]
-    assert (row["version"], row["strategy"], row["ordered"]) == ("headrace", "averagely", False)
+    assert (row["version"], row["strategy"], row["ordered"]) == (
+        f"headrace {__version__}",
+        "averagely",
+        False,
+    )
     assert (row["problem"], row["queues"], row["started"][:2]) == (None, 3, "20")
     queues = [each for each in found["queues"] if each["topic"] == topic]
     assert [(each["queue"], each["offset"], each["cached"]) for each in queues] == [

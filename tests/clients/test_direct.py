@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import trio
 import trio.testing
 
 import headrace
-from headrace import Admin, Message, ReceivedMessage, blocking
+from headrace import Admin, Consumer, Message, ReceivedMessage, SimpleConsumer, blocking
+from headrace.admin.group_view import strategy_of
 from headrace.embedded import Embedded
 from headrace.errors import BrokerError
 from headrace_protocol.admin_headers import GetConsumerStatusHeader
-from headrace_protocol.bodies import DirectResult
+from headrace_protocol.bodies import ConsumerRunningInfo, DirectResult
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.message import encode_record
 from tests.support.cli import fail, succeed
@@ -137,6 +139,32 @@ async def test_members_tell_how_far_they_have_come(mq: Embedded) -> None:
         header = GetConsumerStatusHeader(topic="T", group="none")
         answer = await ask(admin, node.address, code, header)
         assert answer.command.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+@pytest.mark.parametrize("popping", [SimpleConsumer, partial(Consumer, mode="pop")])
+async def test_members_that_pop_report_about_themselves(
+    mq: Embedded, popping: Callable[..., SimpleConsumer | Consumer]
+) -> None:
+    await produce(mq, 1, queues=1)
+    async with (
+        mq.admin() as admin,
+        mq.producer() as producer,
+        popping("g", "T", **mq.options()) as consumer,
+    ):
+        if isinstance(consumer, SimpleConsumer):
+            await consumer.receive(wait=0)  # joins the group
+        client_id = await member_id(admin)
+        ((_, report),) = await admin.member_reports("g", await admin.members("g"))
+        assert isinstance(report, ConsumerRunningInfo)
+        assert report.properties["PROP_CONSUME_TYPE"] == "CONSUME_POP"
+        assert (report.mq_table, strategy_of(report)) == ({}, None)
+        (node,) = await admin.cluster()
+        header = GetConsumerStatusHeader(topic="T", group="g")
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        assert client_id.encode() in bytes((await ask(admin, node.address, code, header)).body)
+        sent = await producer.send(Message("T", b"order"))
+        with pytest.raises(BrokerError, match="this member takes messages out"):
+            await admin.resend(sent.offset_message_id, "g", client_id)
 
 
 async def ask(admin: Admin, address: str, code: int, header: Any) -> Any:

@@ -3,7 +3,7 @@
 A checkpoint, and later an ack of what was settled since, wait in the timers for the revive topic.
 The saved offset of a group passes messages that are named so. A stop in order names all that is
 out; before that, only what keeps a saved offset where it is for long.
-Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/pop/test_peer_forms.py.
+Source: docs/store-format.md "Revive topic"; tests/broker/pop/test_peer_forms.py.
 """
 
 from __future__ import annotations

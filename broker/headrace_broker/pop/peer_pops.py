@@ -3,7 +3,7 @@
 Its timers deliver a checkpoint there a second before its messages become visible, and each ack when
 they do. From here on they are checkpoints like all others, which revives find. Those that this
 broker wrote are known already.
-Source: docs/store-format.md "Stores of Apache RocketMQ"; tests/broker/pop/test_peer_pops.py.
+Source: docs/store-format.md "Revive topic"; tests/broker/pop/test_peer_pops.py.
 """
 
 from __future__ import annotations

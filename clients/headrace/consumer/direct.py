@@ -83,6 +83,15 @@ class DirectMessages:
             connection.respond(request, ResponseCode.SUCCESS, body=body.encode())
 
 
+def refuse(connection: AsyncConnection, request: RequestReceived) -> None:
+    """Answer for a member that pops: what it sent back would go to a topic that nobody pops."""
+    connection.respond(
+        request,
+        ResponseCode.SYSTEM_ERROR,
+        remark="this member takes messages out, and processes no others: send the message again",
+    )
+
+
 class _DirectQueue(ProcessQueue):
     """A queue of one message, whose end is answered."""
 

@@ -9,7 +9,7 @@ import anyio
 
 from headrace.config import check_count, check_limits
 from headrace.consumer.assignment import Assignment, Membership
-from headrace.consumer.direct import DirectMessages
+from headrace.consumer.direct import DirectMessages, refuse
 from headrace.consumer.inbox import (
     BatchIterator,
     Inbox,
@@ -21,7 +21,7 @@ from headrace.consumer.local_offsets import LocalOffsetStore
 from headrace.consumer.popping import PoppedShare
 from headrace.consumer.process_queue import Limits
 from headrace.consumer.returns import NoReturns, Retries, Returns
-from headrace.consumer.running_info import running_info
+from headrace.consumer.running_info import consumer_status, running_info
 from headrace.consumer.start import (
     DEFAULT_START,
     Start,
@@ -46,8 +46,7 @@ from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
 from headrace.typed import Typed, ValueIterator
 from headrace.values import now_ms, shown
-from headrace_protocol.admin_headers import GetConsumerStatusHeader
-from headrace_protocol.bodies import ConsumerData, ConsumerStatusBody, ResetOffsetBody
+from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
 from headrace_protocol.system_topics import RETRY_PREFIX
@@ -413,10 +412,8 @@ class Consumer(Startable):
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._on_reset,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._on_status,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: refuse if self._pops else self._direct.asked,
         }
-        if not self._pops:
-            # A message that is sent back from there goes to a topic that nobody pops.
-            self._instance.handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._direct.asked
 
     def _on_group_changed(self, _connection: AsyncConnection, _request: RequestReceived) -> None:
         self._assignment.group_changed.set()
@@ -428,21 +425,17 @@ class Consumer(Startable):
                 process_queue.reset(offset)
 
     def _on_status(self, connection: AsyncConnection, request: RequestReceived) -> None:
-        topic = request.command.header(GetConsumerStatusHeader).topic
-        offsets = {
-            queue: process_queue.processed_offset
-            for queue, process_queue in self._assignment.process_queues.items()
-            if queue.topic == topic and process_queue.processed_offset >= 0
-        }
-        body = ConsumerStatusBody(message_queue_table=offsets).encode()
+        body = consumer_status(self._assignment.process_queues, request)
         connection.respond(request, ResponseCode.SUCCESS, body=body)
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
+        (member,) = self._instance.consumers
         info = running_info(
+            member,
             self._assignment.process_queues.values(),
             self._subscriptions,
             ordered=self._member.ordered,
-            strategy=name_of(self._member.strategy),
+            strategy="" if self._pops else name_of(self._member.strategy),
             started_ms=self._started_ms,
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)

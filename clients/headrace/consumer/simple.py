@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import anyio
 
 from headrace.config import check_count, check_limits, check_time
+from headrace.consumer.direct import refuse
 from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
+from headrace.consumer.running_info import consumer_status, running_info
 from headrace.consumer.start import consume_from_where
 from headrace.consumer.subscription import Filters, expressions_of, subscriptions_of
 from headrace.errors import ConfigurationError, InvalidValue
@@ -22,9 +24,9 @@ from headrace.received import BodyLimits
 from headrace.tasks import wait_if_async
 from headrace.trace_start import start_traces
 from headrace.typed import Typed
-from headrace.values import shown
+from headrace.values import now_ms, shown
 from headrace_protocol.bodies import ConsumerData
-from headrace_protocol.codes import RequestCode
+from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -95,7 +97,13 @@ class SimpleConsumer(Startable):
                 subscription_data_set=[each.data() for each in self._subscriptions],
             )
         ]
-        self._instance.handlers = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore}
+        self._started_ms = now_ms()
+        self._instance.handlers = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _on_status,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: refuse,
+        }
         tasks = await self._instance.start()
         start_traces(self._instance, tasks)
         self._leases.open(tasks)
@@ -167,6 +175,15 @@ class SimpleConsumer(Startable):
         Raises as ``PoppedMessage.ack``, once all are answered.
         """
         await self._leases.ack_all([*messages])
+
+    def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
+        (member,) = self._instance.consumers
+        info = running_info(member, (), self._subscriptions, started_ms=self._started_ms)
+        connection.respond(request, ResponseCode.SUCCESS, body=info)
+
+
+def _on_status(connection: AsyncConnection, request: RequestReceived) -> None:
+    connection.respond(request, ResponseCode.SUCCESS, body=consumer_status({}, request))
 
 
 def _ignore(_connection: AsyncConnection, _request: RequestReceived) -> None:
