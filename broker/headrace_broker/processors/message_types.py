@@ -14,6 +14,7 @@ from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import (
     DELAY,
+    KEYS,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
@@ -39,6 +40,7 @@ _MARKS: Final[Mapping[str, tuple[str, Callable[[str], bool]]]] = {
     "__SHARDINGKEY": (_FIFO, bool),
 }
 _ORDER: Final = (_TRANSACTION, _DELAY, _FIFO)
+_KEYED: Final = re.compile(f"(?:^|\x02){KEYS}\x01[^\x02]")
 _MARK: Final = re.compile(f"(?:^|\x02)({'|'.join(_MARKS)})\x01([^\x02]*)")
 
 
@@ -50,6 +52,16 @@ def kind_of(properties: str) -> str:
         if is_made(value):
             found.add(kind)
     return next((kind for kind in _ORDER if kind in found), _NORMAL)
+
+
+def _is_taken(wanted: str, properties: str) -> bool:
+    """Whether a topic takes a message; one for FIFO also takes those with a key.
+
+    Producers of headrace keep the messages of a key in order, and write no sharding key.
+    """
+    kind = kind_of(properties)
+    is_keyed = wanted == _FIFO and kind == _NORMAL and bool(_KEYED.search(properties))
+    return kind == wanted or is_keyed
 
 
 def type_demand(find_topic: Callable[[str], TopicConfig | None]) -> Demand:
@@ -75,12 +87,14 @@ class _MessageTypes:
 
     def check(self, message: SentMessage) -> None:
         """See ``Demand.apply``."""
-        wanted, kind = self.wanted(message.topic), kind_of("\x02".join(message.properties))
-        if wanted is not None and kind != wanted:
+        wanted, properties = self.wanted(message.topic), "\x02".join(message.properties)
+        if wanted is not None and not _is_taken(wanted, properties):
+            kind = kind_of(properties)
+            key = "give it a key, or " if (wanted, kind) == (_FIFO, _NORMAL) else ""
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"topic {message.topic} takes {wanted} messages ({MESSAGE_TYPE}), and this is a "
-                f"{kind} one: send it to another topic, since this broker has "
+                f"{kind} one: {key}send it to another topic, since this broker has "
                 "enforceMessageType=true; nothing was stored",
             )
 
@@ -97,7 +111,7 @@ class _OneKind:
         self._kind = kind
 
     def passes(self, properties: str) -> bool:
-        return kind_of(properties) == self._kind
+        return _is_taken(self._kind, properties)
 
     def passes_items(self, items: BatchItems) -> bool:
         return self.passes_all(items.properties(), 0)

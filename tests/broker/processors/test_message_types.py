@@ -72,6 +72,23 @@ def test_a_topic_takes_messages_of_its_type(tmp_path: Path, wanted: str | None, 
         assert broker.store.commit_log.max_offset == 0
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        ("KEYS\x014711\x02", 0),
+        ("KEYS\x01\x02", 13),
+        ("xKEYS\x014711\x02", 13),
+        ("KEYS\x014711\x02" + MARKS["DELAY"], 13),
+    ],
+)
+def test_a_topic_in_order_takes_messages_with_a_key(
+    tmp_path: Path, properties: str, code: int, count: int
+) -> None:
+    answers = with_topic(tmp_path, "FIFO").send_at_once(*[UNIQ_KEY + properties] * count)
+    assert [answer[0] for answer in answers] == [code] * count
+
+
 @pytest.mark.parametrize("kind", MARKS)
 def test_without_the_setting_a_topic_takes_all(tmp_path: Path, kind: str) -> None:
     broker = with_topic(tmp_path, "FIFO", is_enforced=False)
