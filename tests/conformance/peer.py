@@ -147,16 +147,22 @@ class Daemon:
             )
         return cls(process, log)
 
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """First match of ``pattern`` in the output; PeerError when the process ends or hangs."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+    def wait_for(self, pattern: str, limit_s: float = START_TIMEOUT_S) -> re.Match[str]:
+        """First match of ``pattern`` in the output.
+
+        Raises PeerError when the process ends, or has not printed it by the limit; then it is
+        killed, since whoever starts it may not have it yet.
+        """
+        deadline = time.monotonic() + limit_s
         while True:
             ended = self.process.poll() is not None
             if match := re.search(pattern, self.log.read_text(errors="replace")):
                 return match
             if ended or time.monotonic() > deadline:
-                state = f"ended with {self.process.returncode}" if ended else "did not get ready"
-                raise PeerError(f"{self.process.args!r} {state}:\n{self.tail()}")
+                self.kill()
+                state = f"ended with {self.process.returncode}" if ended else "was killed"
+                wanted = f"{pattern!r} within {limit_s} s"
+                raise PeerError(f"{self.process.args!r} {state}: no {wanted}\n{self.tail()}")
             time.sleep(0.01)
 
     def tail(self) -> str:
