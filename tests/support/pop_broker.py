@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,18 @@ def damage(broker: PopBroker, body: bytes) -> None:
 
 
 def messages_of(answer: Answer) -> list[tuple[StoredMessage, Handle]]:
-    """The messages of an answer, with handles as Java's client makes them."""
-    ext = answer.command.ext()
+    """The messages of an answer, with handles."""
+    return messages_in(answer.command.ext(), answer.body)
+
+
+def messages_in(ext: Mapping[str, str], body: bytes) -> list[tuple[StoredMessage, Handle]]:
+    """The same of its fields and its body; handles are as Java's client makes them."""
     infos = {
         (each.kind, each.queue_id): each
         for each in parse_offsets(ext["startOffsetInfo"], ext["msgOffsetInfo"])
     }
     found = []
-    for message in decode_records(answer.body):
+    for message in decode_records(body):
         if (text := message.properties.get("POP_CK")) is not None:
             found.append((message, parse(text)))
             continue
