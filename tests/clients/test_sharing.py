@@ -25,7 +25,8 @@ from headrace_protocol.columns import RecordColumns
 from headrace_protocol.message import encode_record
 from tests.support.fixtures import in_memory
 from tests.support.seeds import seeds
-from tests.support.verbs import lag_of
+from tests.support.until import until
+from tests.support.verbs import lag_of, produce
 
 QUEUE = MessageQueue("T", "b", 0)
 TASKS = 8
@@ -354,3 +355,30 @@ async def test_a_paused_queue_may_move_while_its_reader_asks_for_more(
     delivery = await receiver.receive()
     assert delivery is not None
     assert delivery.next_part(1).queue_offset == 5
+
+
+async def test_what_is_done_behind_a_stuck_message_is_bounded(
+    mq: Embedded, autojump_clock: object
+) -> None:
+    """A crash would repeat all of it."""
+    await produce(mq, 100, queues=1)
+    stuck, taken = trio.Event(), []
+    async with mq.consumer("g", "T", queue_messages_max=10) as consumer:
+
+        async def work() -> None:
+            async for message in consumer:
+                taken.append(int(message.body))
+                if message.body == b"0":
+                    await stuck.wait()
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(work)
+            await until(lambda: len(taken) >= 20)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert sorted(taken) == list(range(20))
+            stuck.set()
+            await until(lambda: len(taken) == 100)
+            nursery.cancel_scope.cancel()
+    assert sorted(taken) == list(range(100))

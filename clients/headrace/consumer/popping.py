@@ -51,16 +51,19 @@ class PopQueue(ProcessQueue):
         self._on_processed = on_processed
 
     @property
+    def span(self) -> int:
+        """See ProcessQueue; nothing waits for what came before."""
+        return 0
+
+    @property
     def room(self) -> Limits:
         """See ProcessQueue; none until half of it is free, so that each POP asks for many."""
         room = super().room
         return room if 2 * room.messages >= self._limits.messages else Limits(0, 0)
 
     def delivery_done(self, delivery: Delivery) -> None:
-        """See ProcessQueue; nothing waits for what came before."""
+        """See ProcessQueue."""
         super().delivery_done(delivery)
-        if delivery in self._deliveries:
-            self._deliveries.remove(delivery)
         self._on_processed(_messages(delivery))
 
     def retry(self, delivery: Delivery, offset: int) -> Delivery:

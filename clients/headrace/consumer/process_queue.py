@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Messages built at once; other tasks run between two such parts.
 _READY_MAX = 1024
+# Messages from the first unprocessed one on, in shares of those that may be unprocessed. RocketMQ
+# has the same ratio: consumeConcurrentlyMaxSpan 2000 to pullThresholdForQueue 1000.
+_SPAN_RATIO = 2
 
 
 class Limits(NamedTuple):
@@ -32,6 +35,7 @@ class Delivery:
 
     ready: messages to hand out next; removing a message from it hands it out.
     record_bytes: its share of the bytes that were fetched, of which its batch may be a part.
+    fetched_before: number of messages of the queue that were fetched before its first.
 
     The messages handed out last are the current ones, processed once the user asks for more.
     """
@@ -41,15 +45,19 @@ class Delivery:
         "_processed_count",
         "_taken_count",
         "batch",
+        "fetched_before",
         "is_done",
         "process_queue",
         "ready",
         "record_bytes",
     )
 
-    def __init__(self, process_queue: ProcessQueue, batch: MessageBatch) -> None:
+    def __init__(
+        self, process_queue: ProcessQueue, batch: MessageBatch, fetched_before: int
+    ) -> None:
         self.process_queue = process_queue
         self.batch = batch
+        self.fetched_before = fetched_before
         self.record_bytes = batch.buffer_bytes
         self.ready: deque[ReceivedMessage] = deque()
         self.is_done = False
@@ -195,6 +203,7 @@ class ProcessQueue:
         self._deliveries: deque[Delivery] = deque()
         self._message_count = 0
         self._record_bytes = 0
+        self._fetched_count = 0
         self._room: anyio.Event | None = None
         self._is_dropped = False
         self._retried_offset = -1
@@ -231,18 +240,25 @@ class ProcessQueue:
         return self._message_count
 
     @property
+    def span(self) -> int:
+        """Number of messages fetched from the first unprocessed one on; a crash repeats them."""
+        return self._fetched_count - self._deliveries[0].fetched_before if self._deliveries else 0
+
+    @property
     def room(self) -> Limits:
         """Limits of the next pull, which waits while either is 0."""
+        span = _SPAN_RATIO * self._limits.messages - self.span
         return Limits(
-            max(0, self._limits.messages - self._message_count),
+            max(0, min(self._limits.messages - self._message_count, span)),
             max(0, self._limits.record_bytes - self._record_bytes),
         )
 
     def add(self, batch: MessageBatch) -> Delivery:
         """Add a fetched batch."""
-        delivery = Delivery(self, batch)
+        delivery = Delivery(self, batch, self._fetched_count)
         self._deliveries.append(delivery)
         self._message_count += len(batch)
+        self._fetched_count += len(batch)
         self._record_bytes += delivery.record_bytes
         self.pull_offset = batch.next_offset
         return delivery
@@ -255,8 +271,7 @@ class ProcessQueue:
         """Remove a processed delivery; called by ``Delivery.mark_all_processed``."""
         self._message_count -= len(delivery.batch)
         self._record_bytes -= delivery.record_bytes
-        while self._deliveries and self._deliveries[0].is_done:
-            self._deliveries.popleft()
+        self._deliveries.remove(delivery)
         self._signal_room()
 
     def retry(self, delivery: Delivery, offset: int) -> Delivery:
@@ -267,7 +282,8 @@ class ProcessQueue:
         delivery.is_done = True
         delivery.put_back()
         self._message_count -= index
-        again = Delivery(self, delivery.batch.part(index, len(delivery.batch)))
+        rest = delivery.batch.part(index, len(delivery.batch))
+        again = Delivery(self, rest, delivery.fetched_before + index)
         again.record_bytes = delivery.record_bytes
         self._deliveries[self._deliveries.index(delivery)] = again
         return again
@@ -278,7 +294,7 @@ class ProcessQueue:
         batch = delivery.cut_off_half()
         if not batch:
             return None
-        rest = Delivery(self, batch)
+        rest = Delivery(self, batch, delivery.fetched_before + len(delivery.batch))
         rest.record_bytes = delivery.record_bytes * len(batch) // message_count
         delivery.record_bytes -= rest.record_bytes
         self._deliveries.insert(self._deliveries.index(delivery) + 1, rest)
