@@ -57,30 +57,22 @@ def command() -> None:
     """
 
 
+_LIMITS: Final[tuple[tuple[str, Any, str, str], ...]] = (
+    ("--requests", float, "N", "Requests a second."),
+    ("--bytes-in", _Bytes(), "RATE", "Such as 10MB a second."),
+    ("--bytes-out", _Bytes(), "RATE", "Such as 50MB a second."),
+    ("--cpu", float, "SHARE", "Of the loop: 0.2 is a fifth."),
+    ("--connections", int, "N", "Connections at a time."),
+    ("--held-pulls", int, "N", "Pulls that wait at a time."),
+    ("--topics", int, "N", "Topics that the user has made."),
+    ("--groups", int, "N", "Groups that the user has made."),
+    ("--staged-bytes", _WholeBytes(), "BYTES", "Such as 1GB of staged writes at a time."),
+)
+
+
 def _limits(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(
-        (
-            click.option("--requests", type=float, metavar="N", help="Requests a second."),
-            click.option(
-                "--bytes-in", type=_Bytes(), metavar="RATE", help="Such as 10MB a second."
-            ),
-            click.option(
-                "--bytes-out", type=_Bytes(), metavar="RATE", help="Such as 50MB a second."
-            ),
-            click.option("--cpu", type=float, metavar="SHARE", help="Of the loop: 0.2 is a fifth."),
-            click.option("--connections", type=int, metavar="N", help="Connections at a time."),
-            click.option("--held-pulls", type=int, metavar="N", help="Pulls that wait at a time."),
-            click.option("--topics", type=int, metavar="N", help="Topics that the user has made."),
-            click.option("--groups", type=int, metavar="N", help="Groups that the user has made."),
-            click.option(
-                "--staged-bytes",
-                type=_WholeBytes(),
-                metavar="BYTES",
-                help="Such as 1GB of staged writes at a time.",
-            ),
-        )
-    ):
-        function = option(function)
+    for name, kind, metavar, text in reversed(_LIMITS):
+        function = click.option(name, type=kind, metavar=metavar, help=text)(function)
     return function
 
 
