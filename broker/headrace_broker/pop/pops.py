@@ -150,18 +150,8 @@ class Pops:
         self, checkpoint: Checkpoint, offset: int, now_ms: int, invisible_ms: int, origin: Origin
     ) -> Checkpoint:
         """A message that is out gets another time, and with it another handle."""
-        changed = Checkpoint(
-            checkpoint.queue,
-            range(offset, offset + 1),
-            checkpoint.physical_offset,
-            # An older handle must not name it.
-            max(now_ms, checkpoint.pop_time + 1),
-            invisible_ms,
-            checkpoint.revive_qid,
-            origin,
-        )
-        changed.out_since_ms = checkpoint.out_since_ms
-        self._add(changed)
+        single = range(offset, offset + 1)
+        changed = self._add_again(checkpoint, single, now_ms, invisible_ms, origin)
         self.settle(checkpoint, checkpoint.bit(offset))
         return changed
 
@@ -174,18 +164,34 @@ class Pops:
             self.due.add(checkpoint, checkpoint.due_ms)
             self.ordered_changes += 1
             return
-        suspended = Checkpoint(
-            checkpoint.queue,
-            checkpoint.offsets,
-            checkpoint.physical_offset,
-            max(now_ms, checkpoint.pop_time + 1),
-            0,
-            checkpoint.revive_qid,
-            Origin.SUSPENDED,
-            checkpoint.settled,
-        )
-        self._add(suspended)
+        offsets, settled = checkpoint.offsets, checkpoint.settled
+        self._add_again(checkpoint, offsets, now_ms, 0, Origin.SUSPENDED, settled)
         self.settle(checkpoint, checkpoint.bits)
+
+    def _add_again(
+        self,
+        checkpoint: Checkpoint,
+        offsets: Sequence[int],
+        now_ms: int,
+        invisible_ms: int,
+        origin: Origin,
+        settled: int = 0,
+    ) -> Checkpoint:
+        """Messages of a checkpoint with another time; ``settle`` follows."""
+        again = Checkpoint(
+            checkpoint.queue,
+            offsets,
+            checkpoint.physical_offset,
+            # An older handle must not name it.
+            max(now_ms, checkpoint.pop_time + 1),
+            invisible_ms,
+            checkpoint.revive_qid,
+            origin,
+            settled,
+        )
+        again.out_since_ms = checkpoint.out_since_ms
+        self._add(again)
+        return again
 
     def name_as(self, checkpoint: Checkpoint, named: int, log_end: int) -> None:
         """Note what the log, up to its end, says of a checkpoint in Apache's form."""
