@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from headrace_daemon.saved_table import Edit, SavedTable
+from headrace_daemon.saved_table import Edit, PlainFile, SavedTable
 from headrace_nameserver.config import ConfigError
 from headrace_protocol import fastjson
 from headrace_protocol.bodies import KVConfigSerializeWrapper
@@ -16,7 +16,6 @@ from headrace_protocol.bounds import (
     OutOfBounds,
     check_text,
 )
-from headrace_protocol.drivers.files import replace_file
 from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
@@ -51,7 +50,8 @@ class KVConfig(SavedTable[_Key, str]):
         self._items_max = items_max
         self._chars_max = chars_max
         self._table: dict[str, dict[str, str]] = {}
-        loaded = _read(path).config_table if path and path.exists() else {}
+        self._file = None if path is None else PlainFile(path)
+        loaded = {} if self._file is None else _read(self._file)
         super().__init__(
             path,
             {(name, key): text for name, values in loaded.items() for key, text in values.items()},
@@ -91,9 +91,9 @@ class KVConfig(SavedTable[_Key, str]):
         table: dict[str, dict[str, str]] = {}
         for key, value in entries.items():
             _put_in(table, key, value)
-        assert self.path is not None
+        assert self._file is not None
         kept = KVConfigSerializeWrapper(config_table=table)
-        replace_file(self.path, fastjson.dumps(kept, pretty=True))
+        self._file.save(fastjson.dumps(kept, pretty=True))
 
     def _put(self, key: _Key, value: str | None) -> None:
         _put_in(self._table, key, value)
@@ -119,10 +119,11 @@ def _put_in(table: dict[str, dict[str, str]], key: _Key, value: str | None) -> N
         del table[namespace]
 
 
-def _read(path: Path) -> KVConfigSerializeWrapper:
+def _read(file: PlainFile) -> dict[str, dict[str, str]]:
     try:
-        return KVConfigSerializeWrapper.decode(path.read_bytes())
+        kept = file.read(KVConfigSerializeWrapper.decode)
     except (OSError, MalformedJson) as error:
         raise ConfigError(
-            f"{path}: cannot read key-value settings: {error}; repair it or move it away"
+            f"{file.path}: cannot read key-value settings: {error}; repair it or move it away"
         ) from error
+    return {} if kept is None else kept.config_table
