@@ -12,11 +12,11 @@ import anyio
 from headrace.delays import LEVELS_S
 from headrace.errors import BrokerError, ClientClosed, ConfigurationError, HeadraceError
 from headrace.replies import reply
+from headrace.sent_back import DEAD_LETTERS, send_back
 from headrace.settlement import Settlement
 from headrace.tasks import gather
 from headrace.values import plain_number
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import ConsumerSendMsgBackHeader
 from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
 from headrace_protocol.pop.headers import (
     AckMessageHeader,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 LONGEST_S: Final = 43_200.0
 _ACKS_MAX: Final = 1024
-_DEAD_LETTERS: Final = -1
 # Messages that this client took, but nobody has seen, come again at once.
 _GIVEN_BACK_MS: Final = 1000
 # The delay after the first delivery is that of level 3, as in RocketMQ's other retries.
@@ -226,21 +225,11 @@ class MemberLeases:
         """See ``PoppedMessage.reject``."""
         self._instance.check_open(self.client)
         with self._settling("reject", [message]):
-            await self._send_to_dead_letters(message)
+            broker_name = message.queue.broker_name
+            address = await self._instance.broker_address(message.topic, broker_name)
+            await send_back(self._instance, address, self._group, message, DEAD_LETTERS)
             await self._acked([message])
         self._returned(message)
-
-    async def _send_to_dead_letters(self, message: PoppedMessage) -> None:
-        header = ConsumerSendMsgBackHeader(
-            offset=message.stored.physical_offset,
-            group=self._group,
-            delay_level=_DEAD_LETTERS,
-            origin_msg_id=message.message_id,
-            origin_topic=message.topic,
-        )
-        address = await self._instance.broker_address(message.topic, message.queue.broker_name)
-        response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        response.expect()
 
     async def reply(self, message: PoppedMessage, body: bytes) -> None:
         """See ``PoppedMessage.reply``."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.delays import LONGEST_S, level_of
 from headrace.errors import ConfigurationError
 from headrace.replies import reply
+from headrace.sent_back import DEAD_LETTERS, send_back
 from headrace.values import plain_number
-from headrace_protocol.codes import RequestCode
-from headrace_protocol.headers import ConsumerSendMsgBackHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 # RocketMQ's default: 16 retries.
 _ATTEMPTS_MAX = 17
-_DEAD_LETTERS = -1
 _LONGER_EACH_TIME = 0
 # Delays of an ordered queue, in seconds.
 _ORDERED_S_MIN = 0.01
@@ -107,7 +105,7 @@ class Returns:
     async def reject(self, message: ReceivedMessage) -> None:
         """See ``ReceivedMessage.reject``."""
         self._instance.check_open("Consumer")
-        await self._send_back(message, _DEAD_LETTERS)
+        await self._send_back(message, DEAD_LETTERS)
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> None:
         """See ``ReceivedMessage.reply``."""
@@ -132,17 +130,8 @@ class Returns:
         self._on_returned(message)
         if self._instance.traces:
             self._instance.traces.returned(message)
-        stored = message.stored
-        header = ConsumerSendMsgBackHeader(
-            offset=stored.physical_offset,
-            group=self._group,
-            delay_level=delay_level,
-            origin_msg_id=message.message_id,
-            origin_topic=message.topic,
-            max_reconsume_times=(self._max_attempts or _ATTEMPTS_MAX) - 1,
-        )
-        address = await self._instance.stored_at(message.queue, stored.store_host)
-        response = await self._instance.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        response.expect()
-        if delay_level != _DEAD_LETTERS:
+        address = await self._instance.stored_at(message.queue, message.stored.store_host)
+        retries_max = (self._max_attempts or _ATTEMPTS_MAX) - 1
+        await send_back(self._instance, address, self._group, message, delay_level, retries_max)
+        if delay_level != DEAD_LETTERS:
             self._assignment.expect_retries()
