@@ -63,7 +63,7 @@ class AckProcessor:
     def ack(self, request: Request) -> Reply | None:
         """ACK_MESSAGE: settle a message; no effect on one that is not out."""
         header = request.header(AckMessageHeader)
-        self._progress.log.check_room()
+        self._progress.check()
         checkpoint = self._named(header)
         if checkpoint is not None and (bit := checkpoint.bit(header.offset)):
             self._settle(checkpoint, bit)
@@ -73,7 +73,7 @@ class AckProcessor:
         """BATCH_ACK_MESSAGE: all acks, or none if anything is wrong with one."""
         body = BatchAckBody.decode(request.body)
         body.check()
-        self._progress.log.check_room()
+        self._progress.check()
         for checkpoint, bits in [self._acked(ack) for ack in body.acks]:
             # The same message may be in the body twice.
             if checkpoint is not None and (bits := bits & checkpoint.bits):
@@ -83,7 +83,7 @@ class AckProcessor:
     def change(self, request: Request) -> Reply | None:
         """CHANGE_MESSAGE_INVISIBLETIME: a message that is out gets another time and handle."""
         header = request.header(ChangeInvisibleTimeHeader)
-        self._progress.log.check_room()
+        self._progress.check()
         check_invisible_time(self._config, header.invisible_time)
         checkpoint = self._named(header)
         if checkpoint is None or not checkpoint.bit(header.offset):

@@ -177,7 +177,7 @@ class PopProcessor:
         return now_or_later(partial(self.answer, request, target, partial(self._pop, ask), wait))
 
     def _pop(self, ask: Ask, target: PopTarget) -> Reply | None:
-        self.progress.log.check_room()
+        self.progress.check()
         return self._popping.pop(target, ask)
 
     def _check(self, header: PopMessageHeader) -> None:

@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from headrace_broker.inner.writer import RETRY_S
+from headrace_broker.pop.pop_log import PopsNotWritable
 from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.life import State
@@ -112,6 +113,13 @@ class PopProgress:
         problem = self.log.problem if life.is_writable else life.refusal
         return OSError(f"offsets of pops not saved: {problem}") if problem else None
 
+    def check(self) -> None:
+        """Raise PopsNotWritable unless what a request changes can be written, and answered."""
+        self.log.check_room()
+        # Every answer would be replaced, and what it has given back.
+        if self._is_sync and self._store.commit_log.life.state is State.FAILED:
+            raise PopsNotWritable(ResponseCode.SERVICE_NOT_AVAILABLE, _FAILED)
+
     def reply(self, request: Request, reply: Reply) -> Reply | None:
         """The answer to a request that may leave after this turn; None if it leaves later."""
         if not self._is_sync or (self.log.flushed == self.log.written and not self.log.is_pending):
@@ -193,6 +201,8 @@ class PopProgress:
         finally:
             with answering():
                 for request, reply in waiting:
+                    if failed is not None and reply.on_lost is not None:
+                        reply.on_lost()
                     request.reply(failed or reply)
 
     def _check_life(self) -> None:

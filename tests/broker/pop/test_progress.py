@@ -152,7 +152,7 @@ def test_a_stop_that_loses_something_says_so(broker: PopBroker) -> None:
 
 def sync_broker(folder: Path, files: Files | None = None) -> PopBroker:
     config = broker_config(folder, flush_disk_type="SYNC_FLUSH")
-    return PopBroker(folder, config, flush="sync", files=files)
+    return PopBroker(folder, config, flush="sync", files=files, commit_log_file_bytes=1 << 16)
 
 
 def stored_and_flushed(broker: PopBroker) -> None:
@@ -206,20 +206,44 @@ def frames_of(broker: PopBroker) -> list[Frame]:
     return FrameReader().feed(frame)
 
 
-async def test_a_flush_that_fails_is_answered_and_stops_writing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_flush_that_fails_is_answered_and_stops_writing(
+    tmp_path: Path, is_ordered: bool
+) -> None:
     broker = sync_broker(tmp_path)
     stored_and_flushed(broker)
     channel = MemoryChannel()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(broker.pop_parts.progress.run)
         await trio.testing.wait_all_tasks_blocked()
-        broker.send(RequestCode.POP_MESSAGE, broker.pop_header(), channel=channel)
+        broker.send(RequestCode.POP_MESSAGE, broker.pop_header(order=is_ordered), channel=channel)
         broker.disk.is_broken = True
         answer = await answered(channel)
         broker.disk.is_broken = False
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert not broker.store.commit_log.life.is_writable
         nursery.cancel_scope.cancel()
+    # Nobody got the message, so it does not wait for the end of its time.
+    broker.clock.ms += 20
+    broker.pop_parts.progress.write_out()
+    later = restarted(broker, tmp_path)
+    await later.pop_parts.revive.revive_due()
+    ((message, _),) = later.taken(order=is_ordered)
+    assert message.reconsume_times == 0
+
+
+async def test_after_a_failed_flush_nothing_is_taken_out(tmp_path: Path) -> None:
+    """Answers could only be replaced, and their messages given back, without end."""
+    broker = sync_broker(tmp_path)
+    stored_and_flushed(broker)
+    ((_, handle),) = broker.taken()
+    broker.store_message("T", 0)
+    broker.store.flusher.stop_writing("broken")
+    events = broker.pop_parts.log.written
+    for answer in (broker.pop(), broker.ack(handle)):
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "see the log of this broker" in answer.remark
+    assert (broker.pop_parts.log.written, broker.pop_parts.pops.out_count) == (events, 1)
 
 
 class SlowFiles(FaultyFiles):
@@ -271,7 +295,7 @@ async def test_what_a_failed_flush_lost_never_counts_as_on_disk(tmp_path: Path) 
     broker.disk.is_broken = False
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert await parts.progress.bring_to_disk() is not None
-    assert broker.pop().code == ResponseCode.SYSTEM_ERROR
+    assert broker.pop().code == ResponseCode.SERVICE_NOT_AVAILABLE
     parts.finish()
     assert parts.log.flushed < parts.log.written
 
