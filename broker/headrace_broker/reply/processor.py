@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import LocalProtocolError, RequestError
 from headrace_protocol.headers import (
     PushReplyHeader,
     SendMessageHeader,
@@ -92,9 +92,9 @@ class ReplyProcessor:
     async def _serve(
         self, request: Request, header: _Header, store: Callable[[Request], Reply | None]
     ) -> Reply | None:
-        self._check(request, header)
-        target = self._sends.target(request, header)
         properties = (header.properties or "").encode()
+        self._check(request, header, len(properties))
+        target = self._sends.target(request, header)
         client_id = property_value(properties, REPLY_TO_CLIENT.encode()).decode()
         if not client_id:
             raise RequestError(
@@ -116,20 +116,19 @@ class ReplyProcessor:
         answer = SendMessageResponseHeader(msg_id="0", queue_id=target.queue_id, queue_offset=0)
         return Reply(answer)
 
-    def _check(self, request: Request, header: _Header) -> None:
+    def _check(self, request: Request, header: _Header, properties_bytes: int) -> None:
         """Raise RequestError for a reply that is too large, before it is pushed.
 
         One without a body is pushed: client-go has no others. It is not stored.
         """
         topic, body_bytes_max = header.topic, self._config.max_message_size
-        properties = header.properties or ""
         problem = None
         if header.batch:
             problem = f"a batch of replies to {topic}: send them one by one"
-        elif len(request.body) > body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
+        elif len(request.body) > body_bytes_max or properties_bytes > PROPERTIES_BYTES_MAX:
             problem = (
                 f"a reply to {topic} of {len(request.body)} bytes with properties of "
-                f"{len(properties)}: at most {body_bytes_max} and {PROPERTIES_BYTES_MAX} are taken"
+                f"{properties_bytes}: at most {body_bytes_max} and {PROPERTIES_BYTES_MAX} are taken"
             )
         if problem:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, problem)
@@ -146,7 +145,12 @@ class ReplyProcessor:
                 ResponseCode.SYSTEM_BUSY,
                 f"the client {client_id} has {_PUSHED_MAX} replies to confirm, retry later",
             )
-        answer = await self._ask(channel, self._push_header(request, header), request)
+        try:
+            answer = await self._ask(channel, self._push_header(request, header), request)
+        except LocalProtocolError as error:  # its header has more fields than the reply's
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"a push of the reply: {error}"
+            ) from None
         if answer is None or answer.command.code != ResponseCode.SUCCESS:
             self._outcomes["failed"] += 1
             why = "it did not answer in time, or has left"

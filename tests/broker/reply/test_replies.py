@@ -13,6 +13,7 @@ from headrace_daemon.metrics.samples import Samples
 from headrace_protocol.bodies import HeartbeatData, ProducerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_RESPONSE, Command
+from headrace_protocol.frame import FRAME_BYTES_MAX
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import (
     PushReplyHeader,
@@ -184,6 +185,12 @@ async def test_a_reply_without_a_body_is_pushed_and_not_stored(broker: BrokerUnd
         ("MSG_TYPE\x01reply\x02", {}, ResponseCode.SYSTEM_ERROR, "REPLY_TO_CLIENT is null"),
         (PROPERTIES, {"body": bytes(2**22 + 1)}, ResponseCode.MESSAGE_ILLEGAL, "4194305 bytes"),
         (PROPERTIES * 600, {}, ResponseCode.MESSAGE_ILLEGAL, "at most 4194304 and 32767"),
+        (
+            f"{PROPERTIES}x\x01{'€' * 11_000}\x02",
+            {},
+            ResponseCode.MESSAGE_ILLEGAL,
+            "at most 4194304 and 32767",
+        ),
         (None, {}, ResponseCode.SYSTEM_ERROR, "REPLY_TO_CLIENT is null"),
         (PROPERTIES, {"batch": True}, ResponseCode.MESSAGE_ILLEGAL, "one by one"),
         (PROPERTIES, {"queue_id": 9}, ResponseCode.INVALID_PARAMETER, "queue"),
@@ -202,6 +209,14 @@ async def test_replies_that_cannot_be_passed_on(
     assert answer.code == code
     assert remark in answer.remark
     assert broker.stored(REPLY_TOPIC) == []
+
+
+async def test_a_reply_whose_push_fits_no_frame_is_refused(tmp_path: Path) -> None:
+    """A push has more fields than the reply, which may fill a frame."""
+    broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, max_message_size=FRAME_BYTES_MAX))
+    register(broker)
+    (answer,) = answered(send(broker, body=bytes(FRAME_BYTES_MAX - 500)))
+    assert (answer.code, "bytes" in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)
 
 
 async def test_a_requester_that_refuses_or_leaves_is_an_error(broker: BrokerUnderTest) -> None:
