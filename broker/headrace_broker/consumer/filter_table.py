@@ -14,6 +14,7 @@ from headrace_broker.consumer.bloom_positions import BIT_COUNT, bit_positions
 from headrace_broker.consumer.filters import Filter, filter_of, is_by_tag, sql_expression
 from headrace_broker.persistence import SavedFile, field_text, file_text, load_table
 from headrace_protocol.bodies import ConsumerFilterData, ConsumerFilterWrapper
+from headrace_protocol.bounds import NAME_CHARS_MAX
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.message import RETRY_TOPIC
@@ -75,24 +76,26 @@ class FilterTable:
 
     # -- registration ------------------------------------------------------------------------------
 
-    def register(self, group: str, subscriptions: Iterable[SubscriptionData], host: Host) -> None:
+    def register(
+        self, group: str, subscriptions: Iterable[SubscriptionData], host: Host
+    ) -> list[RequestError]:
         """Adopt the filters of a heartbeat, which are to be saved before its answer.
 
-        Raises RequestError for those that can't be evaluated; the others are adopted.
+        Returns an error for each that can't be evaluated; the others are adopted.
         """
         wanted = {each.topic: each for each in subscriptions if not is_by_tag(each.expression_type)}
         known = self._groups.get(group, {})
+        refusals: list[RequestError] = []
         if not wanted and not known:
-            return
-        refusal: RequestError | None = None
+            return refusals
         for topic, subscription in wanted.items():
             try:
                 self._register(group, subscription, known.get(topic), host)
             except RequestError as error:
-                refusal = error
+                remark = f"group {group}, topic {topic[:NAME_CHARS_MAX]}: {error.remark}"
+                refusals.append(RequestError(error.code, remark))
         self._end(group, known.keys() - wanted.keys())
-        if refusal is not None:
-            raise refusal
+        return refusals
 
     def _register(
         self, group: str, wanted: SubscriptionData, known: _Entry | None, host: Host

@@ -167,7 +167,7 @@ class ClientProcessor:
             await take_break()
             if not channel.is_open:  # closed meanwhile, and removed from its groups
                 return None
-        rejection: RequestError | None = None
+        rejections: list[RequestError] = []
         conflicts, rights = [], _Rights(request)
         for consumer in filter(None, map(rights.permitted, data.consumer_data_set)):
             try:
@@ -177,17 +177,17 @@ class ClientProcessor:
                 )
                 conflicts.append(self._consumers.conflict(consumer.group_name))
                 if not data.without_sub:
-                    self._filters.register(
+                    rejections += self._filters.register(
                         consumer.group_name,
                         consumer.subscription_data_set,
                         Host.of(channel),
                     )
             except RequestError as error:
-                rejection = error
+                rejections.append(error)
             await take_break()
             if not channel.is_open:
                 return None
-        if (refusal := rights.refusal(rejection)) is not None:
+        if (refusal := rights.refusal(rejections)) is not None:
             raise refusal
         # A remark of a success is ours; Apache's clients ignore it.
         return Reply(_HEARTBEAT_REPLY, remark="; ".join(filter(None, conflicts)) or None)
@@ -348,24 +348,29 @@ class _Rights:
             self._refused.append(f"{kind.value}:{name}")
         return may_sub
 
-    def refusal(self, other: RequestError | None) -> RequestError | None:
-        """The answer that names what was refused; ``other`` if nothing was.
+    def refusal(self, others: list[RequestError]) -> RequestError | None:
+        """The answer that names what was refused; None if nothing was.
 
-        other: another reason to reject a part of the heartbeat.
+        others: other reasons to reject parts of the heartbeat.
         """
+        reasons = _named([other.remark for other in others], "; ")
         subject = self._request.subject
         if not self._refused or subject is None:
-            return other
-        names = ", ".join(self._refused[:_REFUSED_NAMED])
-        if len(self._refused) > _REFUSED_NAMED:
-            names += f" and {len(self._refused) - _REFUSED_NAMED} more"
+            return RequestError(others[0].code, reasons) if others else None
         remark = (
-            f"{subject} has no permission to access {names} from {subject.address}; the "
-            "rest of the heartbeat was taken"
+            f"{subject} has no permission to access {_named(self._refused, ', ')} from "
+            f"{subject.address}; the rest of the heartbeat was taken"
         )
-        if other is not None:
-            remark += f", except: {other.remark}"
+        if others:
+            remark += f", except: {reasons}"
         return RequestError(ResponseCode.NO_PERMISSION, remark)
+
+
+def _named(refused: list[str], separator: str) -> str:
+    """The first of what was refused, and how many more there are."""
+    names = separator.join(refused[:_REFUSED_NAMED])
+    more = len(refused) - _REFUSED_NAMED
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def warn_of_heartbeat(log: HostLog, request: Request, reply: Reply) -> None:

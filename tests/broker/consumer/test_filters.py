@@ -203,6 +203,23 @@ def test_a_heartbeat_with_a_bad_filter_names_its_place(broker: BrokerUnderTest) 
     assert pull(broker, sub_version=2) == (ResponseCode.SUCCESS, ["9"], 2)
 
 
+def test_a_heartbeat_names_each_bad_filter_once_for_its_topic(broker: BrokerUnderTest) -> None:
+    bad = [
+        SubscriptionData(topic=f"T{number}", sub_string="a >", expression_type="SQL92")
+        for number in range(12)
+    ]
+    groups = [
+        ConsumerData(group_name="g", subscription_data_set=bad[:2]),
+        ConsumerData(group_name="h", subscription_data_set=bad[2:]),
+    ]
+    body = HeartbeatData(client_id="c", consumer_data_set=groups).encode()
+    answer = broker.ask(RequestCode.HEART_BEAT, body=body)
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    for group, number in [("g", 0), ("g", 1), ("h", 2), ("h", 9)]:
+        assert answer.remark.count(f"group {group}, topic T{number}: ") == 1
+    assert answer.remark.endswith(" and 2 more")
+
+
 def test_a_newer_filter_replaces_an_older_one(broker: BrokerUnderTest) -> None:
     put(broker, 1, 9)
     channel, _ = join(broker)

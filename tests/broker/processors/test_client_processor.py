@@ -81,11 +81,16 @@ def test_a_group_that_cannot_be_does_not_spoil_the_others(broker: BrokerUnderTes
     data = HeartbeatData(
         client_id="c",
         producer_data_set=[ProducerData(group_name="p")],
-        consumer_data_set=[ConsumerData(group_name="not a name"), ConsumerData(group_name="good")],
+        consumer_data_set=[
+            ConsumerData(group_name="not a name"),
+            ConsumerData(group_name="good"),
+            ConsumerData(group_name="nor this"),
+        ],
     )
     answer = broker.ask(RequestCode.HEART_BEAT, body=data.encode())
     assert answer.code == ResponseCode.INVALID_PARAMETER
     assert "group 'not a name'" in answer.remark
+    assert "group 'nor this'" in answer.remark
     assert members(broker, "good") == ["c"]
     assert broker.consumers.members("not a name") == []
     assert [member.client_id for member in broker.producers.members("p")] == ["c"]
