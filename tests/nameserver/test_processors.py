@@ -436,9 +436,10 @@ def test_a_spoilt_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_value_that_cannot_be_kept_is_an_error_to_its_sender(tmp_path: Path) -> None:
-    server = NameServerUnderTest(kv_config_path=tmp_path / "missing" / "kvConfig.json")
+    server = NameServerUnderTest(kv_config_path=tmp_path / "file" / "kvConfig.json")
+    (tmp_path / "file").write_bytes(b"")
     command = put(server, "n", "k", "v")
     assert command.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert str(tmp_path / "missing") in (command.remark or "")
+    assert str(tmp_path / "file") in (command.remark or "")
     assert not server.unexpected
     assert get(server, "n", "k").code == ResponseCode.QUERY_NOT_FOUND
