@@ -11,7 +11,7 @@ from headrace.messages import Message
 from headrace.names import check_topic
 from headrace.table.codec import codec
 from headrace.tasks import wait_if_async
-from headrace.values import shown
+from headrace.values import plain_text, shown
 
 if TYPE_CHECKING:
     from headrace.received import ReceivedMessage
@@ -47,7 +47,7 @@ class Topic(str, Generic[Value]):
         topic = super().__new__(cls, check_topic(name))
         topic.model = model
         topic.form = form
-        topic.version = version
+        topic.version = plain_text(version, "version", ConfigurationError)
         topic._codec = codec(str(topic), model, form)
         return topic
 

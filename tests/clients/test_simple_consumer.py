@@ -318,6 +318,16 @@ async def test_wrong_arguments_are_rejected(arguments: dict[str, Any], reason: s
             await consumer.receive(**arguments)
 
 
+async def test_what_is_no_list_of_messages_is_not_acknowledged(autojump_clock: MockClock) -> None:
+    async with consuming() as (consumer, [broker], _):
+        broker.answer(POP, popped(0))
+        (message,) = await consumer.receive(wait=1)
+        for wrong in (None, ["x"], [message, 5], message):
+            with pytest.raises(ConfigurationError, match=r"messages=.* message.ack\(\)"):
+                await consumer.ack(wrong)  # type: ignore[arg-type]
+        assert broker.count(RequestCode.BATCH_ACK_MESSAGE) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

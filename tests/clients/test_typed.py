@@ -119,9 +119,11 @@ def test_a_body_that_can_not_be_read_is_an_error() -> None:
         Topic("orders", Order).read(message)
 
 
-def test_a_value_of_another_type_is_not_sent() -> None:
-    with pytest.raises(InvalidValue, match="a value is Order"):
-        Topic("payments", Payment).message(Order(5))  # type: ignore[arg-type]
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+@pytest.mark.parametrize("model", [Payment, Order, Parcel])
+def test_a_value_of_another_type_is_not_sent(model: type[Any], form: Any) -> None:
+    with pytest.raises(InvalidValue, match="a value is dict"):
+        Topic("payments", model, form=form).message({"number": 5})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -19,7 +20,7 @@ from headrace.errors import ConfigurationError, InvalidValue
 from headrace.instance import ClientInstance
 from headrace.lifecycle import Startable
 from headrace.names import check_group
-from headrace.popped import begin_processing
+from headrace.popped import PoppedMessage, begin_processing
 from headrace.received import BodyLimits
 from headrace.tasks import wait_if_async
 from headrace.trace_start import start_traces
@@ -30,11 +31,10 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from headrace.config import ConnectOptions
-    from headrace.popped import PoppedMessage
     from headrace.typed import OnBad
     from headrace_protocol.connection import RequestReceived
     from headrace_protocol.drivers.aio import AsyncConnection, Connect
@@ -172,9 +172,15 @@ class SimpleConsumer(Startable):
     async def ack(self, messages: Iterable[PoppedMessage]) -> None:
         """Acknowledge several messages, in one request to each broker.
 
-        Raises as ``PoppedMessage.ack``, once all are answered.
+        Raises as ``PoppedMessage.ack``, once all are answered, ConfigurationError.
         """
-        await self._leases.ack_all([*messages])
+        found: list[Any] = [*messages] if isinstance(messages, Iterable) else [None]
+        if not all(isinstance(each, PoppedMessage) for each in found):
+            raise ConfigurationError(
+                f"messages={shown(messages)}: must be several that receive has returned; "
+                "message.ack() acknowledges one"
+            )
+        await self._leases.ack_all(found)
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         (member,) = self._instance.consumers

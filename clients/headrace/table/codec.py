@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -72,7 +73,7 @@ def codec(topic: str, model: type[Value] | None, form: str = "json") -> Codec[Va
         decoder = library.Decoder(model)
     except TypeError as error:
         raise ConfigurationError(f"model={name}: no type for its values: {error}") from error
-    return Codec(topic, name, library.encode, decoder.decode)
+    return Codec(topic, name, _checked(model, library.encode), decoder.decode)
 
 
 _FORMS: Final = {"json": msgspec.json, "msgpack": msgspec.msgpack}
@@ -84,18 +85,30 @@ def _checked_bytes(value: object) -> bytes:
     raise TypeError(f"a value is {kind_of(value)}; encode it, or give the table a model=")
 
 
-def _pydantic(model: Any, form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    def checked(value: Any) -> Any:
-        if not isinstance(value, model):
-            raise TypeError(f"a value is {type(value).__name__}")
-        return value
+def _instance(value: Any, model: type[Any]) -> Any:
+    """The value, if it is one of the model; readers would refuse what merely resembles one."""
+    if not isinstance(value, model):
+        raise TypeError(f"a value is {type(value).__name__}")
+    return value
 
+
+def _checked(model: Any, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    if not isinstance(model, type):
+        return encode
+    if not (issubclass(model, msgspec.Struct) or dataclasses.is_dataclass(model)):
+        return encode
+    return lambda value: encode(_instance(value, model))
+
+
+def _pydantic(model: Any, form: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     def to_json(value: Any) -> bytes:
-        text: str = checked(value).model_dump_json(by_alias=True)
+        text: str = _instance(value, model).model_dump_json(by_alias=True)
         return text.encode()
 
     def to_msgpack(value: Any) -> bytes:
-        return msgspec.msgpack.encode(checked(value).model_dump(mode="json", by_alias=True))
+        return msgspec.msgpack.encode(
+            _instance(value, model).model_dump(mode="json", by_alias=True)
+        )
 
     def from_msgpack(body: bytes) -> Any:
         return model.model_validate(msgspec.msgpack.decode(body))

@@ -33,6 +33,14 @@ _TIMESTAMP_MS_MAX = 2**63 - 1
 _TRANSACTION = "its transaction ends"
 
 
+_topic = click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="The message's topic; required for a producer's id.",
+)
+
+
 @options.group("message", "headrace message query orders 4711 --since 2h")
 def command() -> None:
     """Find, trace and resend messages."""
@@ -44,12 +52,7 @@ def command() -> None:
     "headrace message get 7F0000010A2B18B4AAC2000000000000 --topic orders --json",
 )
 @click.argument("message_id", metavar="ID")
-@click.option(
-    "--topic",
-    metavar="TOPIC",
-    shell_complete=completion.topics,
-    help="The message's topic; required for a producer's id.",
-)
+@_topic
 @options.allow_partial
 @options.answer
 def get(
@@ -192,12 +195,7 @@ def _short(message: ReceivedMessage) -> dict[str, object]:
     help="The member's group.",
 )
 @click.option("--to", "client_id", required=True, metavar="CLIENT", help="The member's client id.")
-@click.option(
-    "--topic",
-    metavar="TOPIC",
-    shell_complete=completion.topics,
-    help="The message's topic; required for a producer's id.",
-)
+@_topic
 @options.answer
 def resend(
     message_id: str,
