@@ -569,13 +569,19 @@ class Registry:
         )
 
 
+def check_size(request: Request) -> None:
+    """Raise OutOfBounds for a body that is too large for its code."""
+    if len(request.body) > _SMALL_BYTES and (
+        reason := why_too_large(request.command.code, len(request.body))
+    ):
+        raise OutOfBounds(reason)
+
+
 def check_body(request: Request) -> None:
     """Raise OutOfBounds or MalformedJson for a large body before it is decoded."""
-    body, code = request.body, request.command.code
-    if reason := why_too_large(code, len(body)):
-        raise OutOfBounds(reason)
-    if body_of(code).is_json:
-        request.body = fastjson.bounded(body)
+    check_size(request)
+    if body_of(request.command.code).is_json:
+        request.body = fastjson.bounded(request.body)
 
 
 def _greet(channel: Channel, command: Command) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace_protocol.bounds import OutOfBounds
 from headrace_protocol.codes import RequestCode as C
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -185,6 +186,17 @@ def test_a_channel_without_a_session_is_identified_by_each_request() -> None:
     assert Access(AccessSettings(anonymous="read"), Users(), "c").subject(
         channel_of(ip="10.0.0.1")
     ) == Subject(None, "10.0.0.1")
+
+
+def test_a_body_that_is_too_large_is_refused_before_its_digest() -> None:
+    """A wrong signature shows that there was none."""
+    access = Access(SECURED, users_of(alice=["Topic:T Get"]), "c")
+    request = offset_of("alice")
+    request.body = bytes(1 << 20)
+    with pytest.raises(OutOfBounds, match="GET_MAX_OFFSET with a body of 1048576 bytes"):
+        access.check(request)
+    request.body = bytes(100_000)
+    assert refused(access, request) == REJECTED
 
 
 def test_to_log_in_needs_no_name() -> None:

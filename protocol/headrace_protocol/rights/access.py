@@ -25,6 +25,7 @@ from headrace_protocol.rights.wanted import (
     wanted,
     wanted_of,
 )
+from headrace_protocol.serving import check_size
 from headrace_protocol.subject import Subject
 from headrace_protocol.system_topics import READER_GROUP
 
@@ -142,6 +143,7 @@ class Access:
         if name is not None:
             return self._of_user(name, channel)
         fields, code = request.command.ext(), request.command.code
+        check_size(request)  # a digest takes half a millisecond per MiB
         user = self._signer(fields, request.body, request.command.version)
         if user is not None:
             if self._can_be_replayed(channel, user, code):
