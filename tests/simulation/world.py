@@ -235,3 +235,4 @@ class Lives(Kind, Generic[LifeT]):
         if life is not None:
             life.store.abandon()
             self.outcome.counts.update(life.counts)
+        files.close_all()

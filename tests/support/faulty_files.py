@@ -33,6 +33,8 @@ PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 WRITE_BACK_PROBABILITY = 0.05
 ROOMY = DiskUsage(used_bytes=0, usable_bytes=1 << 40)
+# Each file is held twice and compared as a whole, so a simulation sets the sizes of its files.
+FILE_BYTES_MAX = 8 << 20
 # Of a life: the power goes, the program is killed, or neither.
 ENDINGS = ("cut", "kill", "")
 
@@ -113,11 +115,15 @@ class _File:
     def __del__(self) -> None:
         os.close(self.descriptor)
 
+    def name(self) -> str:
+        return str(Path(f"/proc/self/fd/{self.descriptor}").readlink())
+
     def written(self) -> bytes:
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     def resized(self) -> None:
         size = os.fstat(self.descriptor).st_size
+        assert size <= FILE_BYTES_MAX, self.name()
         if size != self.sizes[-1]:
             self.sizes.append(size)
 
@@ -264,6 +270,7 @@ class FaultyFiles(Files):
         self.is_calm = False
         self.is_over = False
         self.image: Image | None = None
+        self._open: set[int] = set()
         # Called with the name of each fault when it happens.
         self.on_fault: Callable[[str], None] = lambda _name: None
         root.mkdir(parents=True, exist_ok=True)
@@ -362,6 +369,7 @@ class FaultyFiles(Files):
         if is_new:
             self._need_room(path)
         descriptor = super().open(path, flags)
+        self._open.add(descriptor)
         if is_new:
             self._look(path.parent)
             self._set_time(descriptor, self._file(descriptor))
@@ -371,7 +379,13 @@ class FaultyFiles(Files):
 
     def close(self, descriptor: int) -> None:
         # Also after the end: a descriptor is this process's, not the disk's.
+        self._open.discard(descriptor)
         super().close(descriptor)
+
+    def close_all(self) -> None:
+        """Close the descriptors that the life has left open, as the end of its process would."""
+        while self._open:
+            self.close(next(iter(self._open)))
 
     def allocate(self, descriptor: int, position: int, byte_count: int) -> None:
         self.operate()
