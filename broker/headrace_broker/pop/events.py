@@ -40,6 +40,8 @@ class Kind(IntEnum):
     FORGET = 6
     # As REVIVE: the bits that the log says in Apache's form; -1 once nothing is to come of it.
     NAME = 7
+    # 0: what files before this one say is void. The first of a file that a start has written.
+    ANEW = 8
 
 
 def queue_event(queue: PopQueue) -> Event:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from headrace_broker.pop.events import Event, checkpoint_event, queue_event
+from headrace_broker.pop.events import Event, Kind, checkpoint_event, queue_event
 from headrace_broker.pop.pop_queue import PopQueue
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import read_file
@@ -160,7 +160,7 @@ class PopLog:
         if not folder.exists():
             files.make_directories(folder)
         number = self._segments[-1].number + 1 if self._segments else self._first_number
-        path = folder / f"{number:0{_DIGITS}}"
+        path = self._path(number)
         descriptor = files.create(path)
         try:
             files.allocate(descriptor, 0, self._file_bytes)
@@ -171,6 +171,9 @@ class PopLog:
                 files.unlink(path)
             raise
         return _Segment(number, path, descriptor)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:0{_DIGITS}}"
 
     def write_out(self) -> None:
         """Write the events so far, and how far a start need not read the CommitLog.
@@ -281,18 +284,22 @@ class PopLog:
     def read(self) -> Iterator[Event]:
         """The events of all files in order, up to the first frame that is torn.
 
+        A file that a start has written follows nevertheless: it replaces those before it, which a
+        kill may have left there.
+
         Raises StoreFormatError for a file that is not one of the log, OSError.
         """
         self._old = deque(self._paths())
         self._first_number = int(self._old[-1].name) + 1 if self._old else 0
+        is_whole = True
         for path in self._old:
             data = read_file(path)
             # A power cut may have kept a part of it.
             if any(byte not in {0, of_magic} for byte, of_magic in zip(data, _MAGIC, strict=False)):
                 raise StoreFormatError(path, "is no log of pops", "move it out of the store folder")
-            end = yield from self._read_file(data)
-            if not _is_end(data, end):
-                return
+            if is_whole or _is_anew(data):
+                end = yield from self._read_file(data)
+                is_whole = _is_end(data, end)
 
     def _read_file(self, data: bytes) -> Generator[Event, None, int]:
         frames = _frames_of(data)
@@ -314,35 +321,27 @@ class PopLog:
 
         Raises OSError; the old files have it until all is on disk.
         """
-        if self._events:
-            self._begin_file()
-            try:
-                self._write_kept()
-            except OSError:
-                self._remove_file()
-                raise
-            self._events = []
-            self._place_kept()
+        self._segments.append(self._replacement())
+        self._events = []
+        self._place_kept()
         while self._old:
             self._files.unlink(self._old[0])
             self._old.popleft()
         self._files.sync_names()
 
-    def _write_kept(self) -> None:
+    def _replacement(self) -> _Segment:
+        """A file of what was noted, whole or not there, which takes no more. Raises OSError."""
         self.log_end = self._log_end_now()
-        for start in range(0, len(self._events), _SNAPSHOT_EVENTS):
-            self._append(self._frame(self.log_end, self._events[start : start + _SNAPSHOT_EVENTS]))
-        self.start_flush()()
-        self.note_flushed(self.written)
-
-    def _remove_file(self) -> None:
-        """Remove the newest file, which lacks a part."""
-        segment = self._segments.pop()
-        self._dirty = []
-        with suppress(OSError):
-            self._files.close(segment.descriptor)
-        with suppress(OSError):
-            self._files.unlink(segment.path)
+        events = [(Kind.ANEW, 0), *self._events]
+        frames = [
+            self._frame(self.log_end, events[start : start + _SNAPSHOT_EVENTS])
+            for start in range(0, len(events), _SNAPSHOT_EVENTS)
+        ]
+        path = self._path(self._first_number)
+        self._files.replace(path, [_MAGIC, *frames])
+        segment = _Segment(self._first_number, path, self._files.open(path))
+        segment.end = self._file_bytes
+        return segment
 
     def close(self) -> None:
         """Let go of the files."""
@@ -374,6 +373,12 @@ def _frames_of(data: bytes) -> Generator[tuple[int, list[Event]], None, int]:
         yield log_end, events
         position += _FRAME.size + size
     return position
+
+
+def _is_anew(data: bytes) -> bool:
+    """True if a start has written the file, so that nothing before it counts."""
+    _, events = next(_frames_of(data), (0, []))
+    return bool(events) and events[0][0] == Kind.ANEW
 
 
 def _is_end(data: bytes, position: int) -> bool:

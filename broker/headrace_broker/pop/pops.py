@@ -221,7 +221,10 @@ class Pops:
     def replay(self, event: Event, log_end: int) -> None:
         """Repeat a change. log_end: messages that would begin past it are lost."""
         kind, number, *fields = event
-        if kind == Kind.QUEUE:
+        if kind == Kind.ANEW:
+            for each in list(self):
+                self._forget(each)
+        elif kind == Kind.QUEUE:
             group, topic, queue_id, next_offset = fields
             known = self._by_number.get(number)
             if known is None:

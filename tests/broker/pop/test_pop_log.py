@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from headrace_broker.pop.pop_log import PopLog, PopsNotWritable
+from headrace_broker.pop.pop_queue import QueueName
 from headrace_broker.pop.pops import Pops
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import unsealed
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol.pop.handle import Handle
+from tests.support.faulty_files import FaultyFiles as SeededFiles
+from tests.support.faulty_files import PowerCut
 from tests.support.pop_broker import INVISIBLE_MS, PopBroker, bodies, restarted
 from tests.support.stores import FaultyFiles, crash
 
@@ -47,7 +51,7 @@ def test_a_kill_changes_nothing(tmp_path: Path, broker: PopBroker, lives: int) -
     broker.clock.ms += 2 * INVISIBLE_MS
     broker.revive()
     assert bodies(broker.taken()) == [b"1", b"3", b"4"]
-    assert len(list((tmp_path / "store/pop").iterdir())) == 1
+    assert len(names(tmp_path / "store/pop")) == 2  # what was left, and what is new
 
 
 def test_offsets_that_were_not_saved_follow_the_log(tmp_path: Path, broker: PopBroker) -> None:
@@ -207,7 +211,7 @@ def replayed(folder: Path) -> Pops:
 
 
 def names(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.iterdir())
+    return sorted(int(path.name) for path in folder.iterdir() if path.suffix != ".tmp")
 
 
 @pytest.mark.slow
@@ -291,6 +295,94 @@ def test_a_start_whose_disk_fails_keeps_the_old_files(tmp_path: Path, fault: str
     log.write_out()
     assert names(tmp_path) == [1]
     assert [queue.next_offset for queue in replayed(tmp_path)] == [5]
+
+
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_a_start_that_is_killed_anywhere_changes_nothing(tmp_path: Path, *, is_torn: bool) -> None:
+    """Also if the newest file ends in a frame that a power cut has torn."""
+    folder = tmp_path / "pop"
+    torn = several_files(folder)
+    if is_torn:
+        data = torn.read_bytes()
+        torn.write_bytes(data[: len(data.rstrip(b"\0")) - 1].ljust(len(data), b"\0"))
+    expected = state_of(replayed(folder))
+    assert len(expected) == 2
+    killed = 0
+    while True:
+        files = SeededFiles(tmp_path, Random(0))
+        files.kill_after = killed
+        try:
+            started(folder, files)
+        except PowerCut:
+            killed += 1
+        else:
+            break
+        finally:
+            files.close_all()
+        assert state_of(replayed(folder)) == expected
+    assert killed > 5
+    assert (state_of(replayed(folder)), len(names(folder))) == (expected, 1)
+
+
+def test_what_a_start_found_lost_stays_out(tmp_path: Path) -> None:
+    """A message to replace one is lost; the log may grow past its place before old files go."""
+    log, pops = new_log(tmp_path)
+    queue = pops.open("g", "T", 0, 0)
+    pops.revive(pops.take(queue, range(2), 0, 1, 1000, 0), 1, 100)
+    log.write_out()
+    log.close()
+    files = Irremovable()
+    log, pops = new_log(tmp_path, files)
+    for event in log.read():
+        pops.replay(event, 99)
+    pops.replayed()
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        log.write_out()
+    log.close()
+    assert (names(tmp_path), replayed(tmp_path).out_count) == ([0, 1], 2)
+
+
+class Irremovable(Files):
+    """A disk that removes nothing."""
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+
+def several_files(folder: Path) -> Path:
+    """What is out of two queues, in three files; returns the newest, where much is acked."""
+    folder.mkdir()
+    log = PopLog(folder, Files(), lambda: 0, 4096)
+    pops = Pops(log)
+    queues = [pops.open("g", "T", queue_id, 0) for queue_id in range(2)]
+    while len(names(folder)) < 3:
+        for queue in queues:
+            first = queue.next_offset
+            taken = pops.take(queue, range(first, first + 8), 0, 1 + first, 1000, 0)
+            pops.move(queue, first + 8)
+            pops.settle(taken, 0b1111)
+        log.write_out()
+    for checkpoint in [each for queue in queues for each in queue]:
+        pops.settle(checkpoint, 0b110000)
+        log.write_out()
+    log.close()
+    return max(folder.iterdir())
+
+
+def started(folder: Path, files: Files) -> None:
+    """What a start does with the log, and the kill that follows."""
+    log, pops = new_log(folder, files)
+    for event in log.read():
+        pops.replay(event, 1 << 60)
+    pops.replayed()
+    log.write_out()
+
+
+def state_of(pops: Pops) -> dict[QueueName, tuple[int, list[tuple[int, ...]]]]:
+    return {
+        queue.name: (queue.next_offset, [(*each.key, each.settled) for each in queue])
+        for queue in pops
+    }
 
 
 def test_events_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
