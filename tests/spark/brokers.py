@@ -18,6 +18,10 @@ _SMALL_FILES: dict[str, Any] = {
     "max_hash_slot_num": 2000,
     "max_index_num": 8000,
     "clean_file_forcibly_enable": False,  # however full the disk of the machine is
+    "compaction_mapped_file_size": 1024 * 1024,
+    "compaction_cq_mapped_file_size": 46_000,
+    # Compaction and tiers take what is flushed.
+    "flush_commit_log_least_pages": 0,
 }
 
 

@@ -18,6 +18,11 @@ from headrace_nameserver.server import NameServer
 from tests.support.until import until
 
 _NAMESERVER = "nameserver"
+# The default is 110 MB for each queue of a compacted topic.
+_SMALL_LOGS: dict[str, Any] = {
+    "compaction_mapped_file_size": 1024 * 1024,
+    "compaction_cq_mapped_file_size": 46_000,
+}
 
 
 class Brokers:
@@ -71,7 +76,7 @@ class Brokers:
             clean_file_forcibly_enable=False,  # however full the disk of the machine is
             # Compaction and tiers take what is flushed.
             flush_commit_log_least_pages=0,
-            **settings,
+            **(_SMALL_LOGS | settings),
         )
         broker = self.brokers[name] = Broker(config, self.network)
         await self._run(name, broker.run)
