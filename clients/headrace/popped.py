@@ -54,6 +54,8 @@ class PoppedMessage(ReceivedMessage):
     _leases: Leases | None = None
     _limits: BodyLimits = BODY_LIMITS
     processing: Processing | None = None
+    _answer: bytes = b""
+    _position: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         where = self.queue, self.queue_offset, self._body, None, 0, self._stored
@@ -63,6 +65,13 @@ class PoppedMessage(ReceivedMessage):
     def topic(self) -> str:
         """The topic the message was sent to, even if it is redelivered through a retry topic."""
         return self._topic
+
+    @property
+    def record(self) -> bytes:
+        """The bytes of the record, from the broker's answer or, if pickled since, made again."""
+        if not self._answer:
+            return self.stored.encode()
+        return self._answer[self._position : self._position + self.stored.size]
 
     @property
     def body_limits(self) -> BodyLimits:
@@ -124,7 +133,10 @@ def begin_processing(
 
 
 class PoppedBatch(MessageBatch):
-    """Messages of one queue that are out, in the order of their offsets."""
+    """Messages of one queue that are out, in the order of their offsets.
+
+    Its columns are built when they are first used: most loops only want the messages.
+    """
 
     __slots__ = ("messages",)
 
@@ -133,16 +145,15 @@ class PoppedBatch(MessageBatch):
         queue: MessageQueue,
         queue_offset: int,
         next_offset: int,
-        columns: RecordColumns,
         limits: BodyLimits,
         messages: Sequence[PoppedMessage],
     ) -> None:
-        super().__init__(queue, queue_offset, next_offset, columns, limits)
+        super().__init__(queue, queue_offset, next_offset, None, limits)
         self.messages = messages
 
     def __reduce__(self) -> tuple[Any, ...]:
-        _, arguments = super().__reduce__()
-        return type(self), (*arguments, self.messages)
+        head = (self.queue, self.queue_offset, self.next_offset)
+        return type(self), (*head, self.limits, self.messages)
 
     @classmethod
     def each(cls, messages: Sequence[PoppedMessage]) -> Iterator[PoppedBatch]:
@@ -151,35 +162,39 @@ class PoppedBatch(MessageBatch):
         for message in sorted(messages, key=lambda message: message.queue_offset):
             queues.setdefault(message.queue, []).append(message)
         for queue, those in queues.items():
-            yield cls._of_queue(queue, those)
+            first, last = those[0], those[-1]
+            yield cls(queue, first.queue_offset, last.queue_offset + 1, first.body_limits, those)
 
-    @classmethod
-    def _of_queue(cls, queue: MessageQueue, messages: list[PoppedMessage]) -> PoppedBatch:
-        from headrace_protocol.columns import RecordColumns
+    @property
+    def columns(self) -> RecordColumns:
+        """See ``MessageBatch.columns``."""
+        if self._columns is None:
+            from headrace_protocol.columns import RecordColumns
 
-        columns = RecordColumns.from_records(b"".join(each.stored.encode() for each in messages))
-        first, last = messages[0], messages[-1]
-        return cls(
-            queue,
-            first.queue_offset,
-            last.queue_offset + 1,
-            columns,
-            first.body_limits,
-            messages,
-        )
+            records = b"".join([message.record for message in self.messages])
+            self._columns = RecordColumns.from_records(records)
+        return self._columns
+
+    @property
+    def buffer_bytes(self) -> int:
+        """See ``MessageBatch.buffer_bytes``."""
+        return sum([message.stored.size for message in self.messages])
 
     def part(self, start: int, end: int) -> PoppedBatch:
         """See ``MessageBatch.part``."""
         if start <= 0 and end >= len(self):
             return self
-        return PoppedBatch(
-            self.queue,
-            self.offset_at(start),
-            self.offset_at(end),
-            self.columns.select(slice(start, end)),
-            self.limits,
-            self.messages[start:end],
-        )
+        offsets = self.offset_at(start), self.offset_at(end)
+        return PoppedBatch(self.queue, *offsets, self.limits, self.messages[start:end])
+
+    def offset_at(self, index: int) -> int:
+        """See ``MessageBatch.offset_at``."""
+        if index <= 0:
+            return self.queue_offset
+        return self.messages[index].queue_offset if index < len(self) else self.next_offset
+
+    def __len__(self) -> int:
+        return len(self.messages)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return iter(self.messages)

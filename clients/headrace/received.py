@@ -235,27 +235,27 @@ class MessageBatch(Sequence[ReceivedMessage]):
     """Messages fetched together from one queue, in order.
 
     queue_offset: offset at which the batch begins. next_offset: offset at which the next batch
-    begins; with a tag filter there may be gaps. columns: all fields as numpy arrays, see
-    ``headrace_protocol.columns``. limits: larger bodies are not decompressed. returns: the group's
-    consumer that read the batch, if one did.
+    begins; with a tag filter there may be gaps. limits: larger bodies are not decompressed.
+    returns: the group's consumer that read the batch, if one did.
 
     Iteration and indexing build message objects from the records; the batch does not keep them.
     """
 
-    __slots__ = ("columns", "limits", "next_offset", "queue", "queue_offset", "returns")
+    __slots__ = ("_columns", "limits", "next_offset", "queue", "queue_offset", "returns")
 
     def __init__(
         self,
         queue: MessageQueue,
         queue_offset: int,
         next_offset: int,
-        columns: RecordColumns,
+        columns: RecordColumns | None,
         limits: BodyLimits = BODY_LIMITS,
     ) -> None:
+        """columns: None if a subclass builds them."""
         self.queue = queue
         self.queue_offset = queue_offset
         self.next_offset = next_offset
-        self.columns = columns
+        self._columns = columns
         self.limits = limits
         self.returns: Returns | None = None
 
@@ -266,6 +266,12 @@ class MessageBatch(Sequence[ReceivedMessage]):
     def __repr__(self) -> str:
         place = _place(self.queue, self.queue_offset)
         return f"<MessageBatch {place}: {len(self)} messages>"
+
+    @property
+    def columns(self) -> RecordColumns:
+        """All fields as numpy arrays, see ``headrace_protocol.columns``."""
+        assert self._columns is not None
+        return self._columns
 
     @property
     def buffer_bytes(self) -> int:

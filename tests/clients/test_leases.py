@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ from tests.support.popping import (
     in_thread,
     looping,
     popped,
+    record,
 )
 from tests.support.scripted import Asked, Scripted
 
@@ -278,6 +280,23 @@ async def test_what_a_loop_leaves_is_returned(autojump_clock: MockClock) -> None
     # It failed on one, which is counted, and has not seen the other.
     assert (failed["offset"], failed["invisibleTime"], failed.get("suspend")) == ("1", "7000", None)
     assert (unseen["offset"], unseen["invisibleTime"], unseen["suspend"]) == ("2", "1000", "true")
+
+
+async def test_a_batch_of_a_loop_has_the_bytes_of_the_answer(autojump_clock: MockClock) -> None:
+    records = [record(0, a="1"), record(1), record(2, b="2")]
+    queues = [PoppedQueue(TopicKind.NORMAL, 0, 0, (0, 1, 2))]
+    async with looping() as (consumer, [broker], _):
+        broker.answer(POP, answer(queues, b"".join(records)), EMPTY)
+        batch = await anext(aiter(consumer.batches()))
+        assert (len(batch), batch.offset_at(1), batch.buffer_bytes) == (
+            3,
+            1,
+            len(b"".join(records)),
+        )
+        for each in (batch, pickle.loads(pickle.dumps(batch))):
+            assert bytes(each.columns.data) == b"".join(records)
+            assert bytes(each.part(1, 2).columns.data) == records[1]
+            assert each.part(1, 1).columns.data == b""
 
 
 async def test_a_message_that_the_program_has_settled_is_left_alone(

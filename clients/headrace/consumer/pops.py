@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.popped import PoppedMessage
@@ -101,14 +102,21 @@ class Pop(NamedTuple):
         )
 
     def _messages(self, response: Response, leases: Leases) -> list[PoppedMessage]:
-        records = response.read(decode_records)
+        answer = bytes(response.body)
+        records = response.read(lambda _: decode_records(answer))
+        positions = accumulate((record.size for record in records), initial=0)
         try:
             handles = _Handles(self, response)
-            return [self._message(record, handles.of(record), leases) for record in records]
+            return [
+                self._message(record, handles.of(record), leases, (answer, position))
+                for record, position in zip(records, positions, strict=False)
+            ]
         except OutOfBounds as error:
             raise response.malformed(error) from error
 
-    def _message(self, record: StoredMessage, handle: Handle, leases: Leases) -> PoppedMessage:
+    def _message(
+        self, record: StoredMessage, handle: Handle, leases: Leases, place: tuple[bytes, int]
+    ) -> PoppedMessage:
         topic = self.subscription.topic
         queue = MessageQueue(
             topic=handle.topic(topic, self.member.group),
@@ -127,6 +135,8 @@ class Pop(NamedTuple):
             topic,
             leases,
             self.member.body_limits,
+            None,
+            *place,
         )
 
 
