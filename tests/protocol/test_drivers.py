@@ -187,9 +187,23 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
     assert str(error).startswith(f"{address}: speaks HTTP")
 
 
+@pytest.mark.parametrize(
+    ("remark", "has_remedy"),
+    [
+        (None, True),
+        ("the topic[T] sending message is forbidden", True),
+        ("the broker[b] pulling message is forbidden", True),
+        ("reviveQueueNum can't change while the broker runs", False),
+    ],
+)
+def test_only_a_perm_sends_users_to_the_perms(remark: str | None, has_remedy: bool) -> None:
+    error = BrokerError(ResponseCode.NO_PERMISSION, remark, "b:1", RequestCode.SEND_MESSAGE)
+    assert ("headrace topic describe" in str(error)) == has_remedy
+
+
 def test_nobody_there_is_an_error_with_the_address(face: AsyncFace | BlockingFace) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ConnectFailed, match=address):
+    with pytest.raises(ConnectFailed, match=f"{address}: Connection refused"):
         face.ask(address, (CODE, HEADER, b""))
 
 

@@ -7,7 +7,7 @@ Clients build on these: a retry loop reads only ``retryable``, ``refresh_route``
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.errors import ForeignProtocol, PortableError
@@ -130,18 +130,23 @@ class BrokerError(HeadraceError):
     remark: the server's explanation.
     """
 
-    _remedies: ClassVar[Mapping[int, str]] = _REMEDIES
-
     def __init__(self, code: int, remark: str | None, address: str, request_code: int) -> None:
         super().__init__(
             f"{code_name(request_code)} at {address}: {_response_name(code)} ({code})"
             + (f": {remark}" if remark else "")
-            + _in_brackets(self._remedies.get(code))
+            + _in_brackets(self._remedy(code, remark))
         )
         self.code = code
         self.remark = remark
         self.address = address
         self.request_code = request_code
+
+    @staticmethod
+    def _remedy(code: int, remark: str | None) -> str | None:
+        """A way out; none for a NO_PERMISSION that has nothing to do with a perm."""
+        if code == ResponseCode.NO_PERMISSION and remark and "message is forbidden" not in remark:
+            return None
+        return _REMEDIES.get(code)
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
@@ -160,12 +165,13 @@ class AccessDenied(BrokerError):
     retryable = False
     refresh_route = False
 
-    _remedies: ClassVar[Mapping[int, str]] = {
-        ResponseCode.NO_PERMISSION: (
+    @staticmethod
+    def _remedy(_code: int, _remark: str | None) -> str:
+        """See BrokerError."""
+        return (
             "set HEADRACE_USER and HEADRACE_PASSWORD of a user who may, or grant the right: "
             "`headrace acl rule add`"
         )
-    }
 
 
 class LogInFailed(AccessDenied):
