@@ -361,11 +361,21 @@ def property_bytes(seeded: random.Random) -> bytes:
     return text.encode() * seeded.choice((1, 1, 2))
 
 
-@pytest.mark.parametrize("seed", seeds(40))
+def columns_of_records(texts: list[bytes]) -> PropertyColumns:
+    """The properties of records whose bodies look like properties."""
+    body = b"\x02" + b"\x02".join(b"%s\x017" % name.encode() for name in PROPERTY_NAMES) + b"\x02"
+    records = [
+        encode_record(topic="T", queue_id=0, body=body[: 200 * (number % 2)], properties=text)
+        for number, text in enumerate(texts)
+    ]
+    return PropertyColumns.of_records(RecordColumns.from_records(b"".join(records)))
+
+
+@pytest.mark.parametrize("seed", seeds(80))
 def test_a_column_of_properties_has_what_each_record_has(seed: int) -> None:
     seeded = random.Random(seed)
     texts = [properties_text(seeded) for _ in range(seeded.randrange(1, 60))]
-    columns = PropertyColumns(texts)
+    columns = seeded.choice((PropertyColumns, columns_of_records))(texts)
     for name in (*PROPERTY_NAMES, "S", "EYS", "none", "n" * 40_000):
         expected = [decode_properties(text).get(name) for text in texts]
         found = columns.find(name.encode())

@@ -14,7 +14,12 @@ import pytest
 
 from headrace_protocol.columns import RecordColumns
 from headrace_protocol.filters import blocks, codes, java_numbers, nodes
-from headrace_protocol.filters.expression import TEXT_BYTES_MAX, Expression, compiled
+from headrace_protocol.filters.expression import (
+    TEXT_BYTES_MAX,
+    Expression,
+    compiled,
+    conditions_of,
+)
 from headrace_protocol.filters.parser import OPERANDS_MAX, parse
 from headrace_protocol.filters.tokens import TOKENS_MAX, FilterError
 from headrace_protocol.message import decode_properties, encode_record
@@ -89,8 +94,25 @@ def test_a_block_of_the_fixture_has_its_answers(answered: dict[str, Any]) -> Non
     records = columns(utf8(answered["records"]))
     for text, letters in answered["answers"].items():
         if letters != "refused" and text not in WITH_REST:
-            mask = blocks.matching(parse(text), records)
+            mask = blocks.matching(conditions_of(parse(text)), records)
             assert [letter == "T" for letter in letters] == mask.tolist(), text
+
+
+def test_leaves_remember_what_they_have_judged() -> None:
+    """No more than so many values: those of two blocks are too many together."""
+    judged: list[str | None] = []
+
+    def judge(text: str | None) -> int:
+        judged.append(text)
+        return codes.FALSE if text == "9" else codes.TRUE
+
+    for first, fresh in ((0, 258), (0, 0), (300, 257), (0, 258), (150, 128), (0, 0)):
+        values = [*range(first, first + 300)] * 2
+        texts = [f"a\x01{value}\x02" if value % 7 else "" for value in values]
+        judged.clear()
+        mask = blocks.matching((nodes.Leaf("a", judge),), columns(utf8(texts)))
+        assert mask.tolist() == [value != 9 for value in values]
+        assert len(judged) == len({*judged}) == fresh
 
 
 def test_properties_with_bytes_that_are_no_text() -> None:

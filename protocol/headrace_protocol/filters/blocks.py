@@ -1,27 +1,38 @@
 """Evaluation of a condition for a block of records, whose properties are columns.
 
 A column has the distinct values of a property, and for each record the number of its value. A leaf
-judges each distinct value once; all else is numpy on arrays of codes. Bodies are never touched.
+judges each distinct value once, and remembers short ones for the next blocks; all else is numpy on
+arrays of codes. Bodies are never touched.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_protocol.filters import codes
 from headrace_protocol.filters.codes import TRUE
-from headrace_protocol.filters.nodes import Constant, Joined, Leaf, Mapped, Pair
-from headrace_protocol.message import property_text
-from headrace_protocol.property_columns import PropertyColumns
+from headrace_protocol.filters.nodes import Constant, Joined, Leaf, Mapped, Pair, evaluate
+from headrace_protocol.message import decode_properties, property_text
+from headrace_protocol.property_columns import PropertyColumns, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from headrace_protocol.columns import Array, RecordColumns
-    from headrace_protocol.filters.nodes import Node
+    from headrace_protocol.filters.nodes import Judge1, Node
+
+
+# Values that a leaf remembers, and leaves that do: 2.3 MB in all.
+_JUDGED_MAX: Final = 512
+_LEAVES_MAX: Final = 512
+# Above all numbers of values.
+_NO_WORD: Final = np.iinfo(np.uint64).max
+# From here on a block costs less than its records one by one.
+_BLOCK_RECORDS_MIN: Final = 48
+# If no more records have passed the first conditions, the others look at these only.
+_SHARE_OF_NEW_BLOCK: Final = 0.5
 
 
 class Column(NamedTuple):
@@ -30,52 +41,98 @@ class Column(NamedTuple):
     values: list[str | None]
     number: Array
 
-    def take(self, where: Array) -> Column:
-        """The column of some of the records."""
-        return Column(self.values, self.number[where])
-
 
 class _Block:
-    """Columns of a block, each gathered on first use."""
+    """Properties of a block of records, each gathered on first use."""
 
-    def __init__(self, count: int, column: Callable[[str], Column]) -> None:
-        self.count = count
-        self.column = column
+    def __init__(self, records: RecordColumns) -> None:
+        self.count = len(records)
+        self._properties = PropertyColumns.of_records(records)
+        self.column = cache(self._column)
+        self.words = cache(self._words)
+        self._found = cache(lambda name: self._properties.find(name.encode()))
 
-    def take(self, where: Array) -> _Block:
-        """Some of the records."""
-        return _Block(len(where), cache(lambda name: self.column(name).take(where)))
+    def _column(self, name: str) -> Column:
+        found = self._found(name)
+        values, number = self._properties.distinct(found)
+        column = np.zeros(self.count, np.intp)
+        column[found.records] = number + 1
+        return Column([None, *map(property_text, values)], column)
+
+    def _words(self, name: str) -> Array | None:
+        """As ``PropertyColumns.words``; 0 where the property is missing."""
+        found = self._found(name)
+        words = self._properties.words(found)
+        if words is None or len(words) == self.count:
+            return words
+        everywhere = np.zeros(self.count, np.uint64)
+        everywhere[found.records] = words
+        return everywhere
 
 
-def matching(node: Node, records: RecordColumns) -> Array:
-    """A mask of the records for which a condition is true."""
-    properties = PropertyColumns(records.properties())
-    count = len(records)
-    block = _Block(count, cache(lambda name: _column(properties, count, name)))
-    if not (isinstance(node, Joined) and node.table == codes.AND):
-        is_true: Array = _evaluate(node, block) == TRUE
-        return is_true
-    # Only the records for which all is true count, so the order of the conditions is free.
-    where: Array = np.arange(count)
-    for part in sorted(node.parts, key=lambda part: part.depth):
-        where = where[_evaluate(part, block.take(where)) == TRUE]
-    mask = np.zeros(count, bool)
-    mask[where] = True
-    return mask
+class _Judged:
+    """Values that a leaf has judged: numbers of ``_Block.words`` in ascending order, with codes."""
+
+    def __init__(self, judge: Judge1) -> None:
+        self._judge = judge
+        self._words = np.array([_NO_WORD], np.uint64)
+        self._codes = np.zeros(1, np.uint8)
+
+    def codes(self, words: Array) -> Array:
+        """The code of each value."""
+        at = np.searchsorted(self._words, words)
+        is_new = self._words[at] != words
+        if not is_new.any():
+            return self._codes[at]
+        fresh = np.unique(words[is_new])
+        values = (property_text(value_of(word)) if word else None for word in fresh.tolist())
+        codes_ = np.fromiter(map(self._judge, values), np.uint8, len(fresh))
+        found = self._codes[at]
+        found[is_new] = codes_[np.searchsorted(fresh, words[is_new])]
+        self._keep(fresh, codes_)
+        return found
+
+    def _keep(self, words: Array, codes_: Array) -> None:
+        """Remember values in place of the earlier ones, if these would be too many together."""
+        if len(words) >= _JUDGED_MAX:
+            return
+        if len(words) + len(self._words) > _JUDGED_MAX:
+            self._words, self._codes = self._words[-1:], self._codes[-1:]
+        at = np.searchsorted(self._words, words)
+        self._words = np.insert(self._words, at, words)
+        self._codes = np.insert(self._codes, at, codes_)
 
 
-def _column(properties: PropertyColumns, count: int, name: str) -> Column:
-    """A property of ``count`` records."""
-    found = properties.find(name.encode())
-    values, number = properties.distinct(found)
-    column = np.zeros(count, np.intp)
-    column[found.records] = number + 1
-    return Column([None, *map(property_text, values)], column)
+@lru_cache(_LEAVES_MAX)
+def _judged(judge: Judge1) -> _Judged:
+    return _Judged(judge)
+
+
+def matching(conditions: tuple[Node, ...], records: RecordColumns) -> Array:
+    """A mask of the records for which all conditions are true, cheap ones first."""
+    if len(records) < _BLOCK_RECORDS_MIN:
+        each = map(decode_properties, records.properties())
+        return np.array([_is_match(conditions, properties) for properties in each], bool)
+    block = _Block(records)
+    is_true = np.ones(len(records), bool)
+    for number, condition in enumerate(conditions, 1):
+        is_true &= _evaluate(condition, block) == TRUE
+        where, others = np.flatnonzero(is_true), conditions[number:]
+        if others and len(where) <= len(records) * _SHARE_OF_NEW_BLOCK:
+            is_true[where] = matching(others, records.select(where))
+            break
+    return is_true
+
+
+def _is_match(conditions: tuple[Node, ...], properties: Mapping[str, str]) -> bool:
+    return all(evaluate(condition, properties) == TRUE for condition in conditions)
 
 
 def _evaluate(node: Node, block: _Block) -> Array:
     match node:
         case Leaf(name, judge):
+            if (words := block.words(name)) is not None:
+                return _judged(judge).codes(words)
             values, number = block.column(name)
             return np.fromiter(map(judge, values), np.uint8, len(values))[number]
         case Pair():

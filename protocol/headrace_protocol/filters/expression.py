@@ -6,15 +6,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from headrace_protocol.filters import codes
 from headrace_protocol.filters.blocks import matching
 from headrace_protocol.filters.codes import TRUE
 from headrace_protocol.filters.nodes import Joined, Leaf, count_of, evaluate, names_of
 from headrace_protocol.filters.parser import parse
 from headrace_protocol.filters.tokens import FilterError
-from headrace_protocol.message import decode_properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +23,6 @@ TEXT_BYTES_MAX: Final = 64 * 1024
 _KEPT: Final = 1000
 # A longer one is kept while it is in use, so that those that are kept take 100 MB at most.
 _KEPT_CHARS_MAX: Final = 1024
-# From here on a block costs less than its records one by one.
-_BLOCK_RECORDS_MIN: Final = 48
 _in_use: WeakValueDictionary[str, Expression] = WeakValueDictionary()
 
 
@@ -37,13 +32,14 @@ class Expression:
     text: as it was given. names: the properties it looks at. operand_count: how much it costs.
     """
 
-    __slots__ = ("__weakref__", "_node", "names", "operand_count", "text")
+    __slots__ = ("__weakref__", "_conditions", "_node", "names", "operand_count", "text")
 
     def __init__(self, text: str, node: Node) -> None:
         self.text = text
         self.names = names_of(node)
         self.operand_count = count_of(node)
         self._node = node
+        self._conditions = conditions_of(node)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
         """True if a message with these properties passes."""
@@ -51,11 +47,7 @@ class Expression:
 
     def mask(self, records: RecordColumns) -> Array:
         """A mask of the records that pass."""
-        if len(records) >= _BLOCK_RECORDS_MIN:
-            return matching(self._node, records)
-        return np.array(
-            [self.matches(decode_properties(raw)) for raw in records.properties()], bool
-        )
+        return matching(self._conditions, records)
 
 
 def compiled(text: str) -> Expression:
@@ -85,6 +77,14 @@ def for_values(name: str, expressions: Mapping[str, Expression]) -> Expression:
 
 def _is_other(value: str, text: str | None) -> int:
     return codes.FALSE if text == value else codes.TRUE
+
+
+def conditions_of(node: Node) -> tuple[Node, ...]:
+    """Conditions that are all true where one is, cheap ones first."""
+    if not (isinstance(node, Joined) and node.table == codes.AND):
+        return (node,)
+    # An error of one does not matter, since only what is true counts: so their order is free.
+    return tuple(sorted(node.parts, key=lambda part: part.depth))
 
 
 @lru_cache(_KEPT)
