@@ -3,25 +3,26 @@
 The records of a queue are read in blocks, as for a bulk pull, and judged by columns; bodies are not
 touched. Those that pass are cut out. A batch that is one record becomes a record for each message,
 since readers don't evaluate the filter; one that can't be unwrapped is left to the reader. A read
-looks at records for about two milliseconds, and then returns what it has found and where it
-stopped, so a filter that lets nothing through slows nobody.
+looks at records for about two milliseconds, and then returns what it has found. If that is nothing,
+it is repeated when others had their turn, until it has looked at ``max_filter_message_size`` units;
+so a filter that lets nothing through slows nobody.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
+from time import thread_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.store.store_source import PIECE_BYTES_MIN, GetResult, GetStatus
+from headrace_broker.store.store_source import PIECE_BYTES_MIN, GetResult, GetStatus, StoreSource
 from headrace_protocol.choose import adjoining, choose
 from headrace_protocol.columns import QUEUE_OFFSET_DTYPE, UNIT_DTYPE, RecordColumns
 from headrace_protocol.errors import NotReady
 from headrace_protocol.inner_batch import unwrap
 from headrace_protocol.message import INNER_BATCH
-from headrace_protocol.waiting import ready, take_break
+from headrace_protocol.waiting import Unfinished, ready, take_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
 READ_S: Final = 0.002
 _BLOCK_RECORDS_MAX: Final = 2048
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
-# Records judged ahead of a reader that wants fewer; the results are kept for its next reads.
-_AHEAD_RECORDS: Final = 512
+# Most runs of records that pass that are kept for the next reads of a reader: 8 KiB.
+_RUNS_MAX: Final = 512
+# Most reads of a reader that are repeated at a time; others return without a record.
+_UNFINISHED_MAX: Final = 64
 # Fixed cost of a block, and first estimates of the cost of a record and of a condition.
 _BLOCK_S: Final = 0.0003
-_RECORD_S: Final = 1e-6
-_OPERAND_S: Final = 0.5e-6
+_RECORD_S: Final = 0.3e-6
+_OPERAND_S: Final = 0.2e-6
 
 
 class _Parts(NamedTuple):
@@ -65,42 +68,66 @@ class _Block(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """Offsets that pass among the judged ones, from ``first`` to before ``end``."""
+    """The offsets that pass among those from ``first`` to before ``end``, as runs.
+
+    starts, ends: of the runs, in ascending order.
+    """
 
     first: int
     end: int
-    passing: Array
+    starts: Array
+    ends: Array
+
+    @classmethod
+    def ahead(cls, offsets: Array, end: int, is_wanted: Array) -> _Judged:
+        """What is kept of a block. end: the queue offset behind it."""
+        passing = offsets[is_wanted]
+        is_cut = np.diff(passing) != 1
+        is_any = len(passing) > 0
+        starts = passing[np.append(is_any, is_cut)[: len(passing)]]
+        ends = passing[np.append(is_cut, is_any)[: len(passing)]] + 1
+        if len(starts) > _RUNS_MAX:
+            end = int(starts[_RUNS_MAX])
+        return cls(int(offsets[0]), end, starts[:_RUNS_MAX], ends[:_RUNS_MAX])
 
     def mask(self, offsets: Array) -> Array | None:
         """A mask of the records that pass; None unless all have been judged."""
         if not self.first <= offsets[0] or not offsets[-1] < self.end:
             return None
-        if not len(self.passing):
-            return np.zeros(len(offsets), bool)
-        at = np.minimum(np.searchsorted(self.passing, offsets), len(self.passing) - 1)
-        is_wanted: Array = self.passing[at] == offsets
+        # Offsets in a run are behind one more start than ends.
+        is_wanted: Array = np.searchsorted(self.starts, offsets, "right") > np.searchsorted(
+            self.ends, offsets, "right"
+        )
         return is_wanted
 
     def all_pass(self, queue_offset: int, count: int) -> bool:
         """True if the next ``count`` offsets have records that pass."""
-        first = int(np.searchsorted(self.passing, queue_offset))
-        last = first + count - 1
-        return (
-            last < len(self.passing)
-            and int(self.passing[first]) == queue_offset
-            and int(self.passing[last]) == queue_offset + count - 1
-        )
+        run = int(np.searchsorted(self.starts, queue_offset, "right")) - 1
+        return run >= 0 and queue_offset + count <= int(self.ends[run])
+
+    def next_passing(self, queue_offset: int) -> int:
+        """The first offset from an offset on that passes, or of which nothing is known."""
+        if not self.first <= queue_offset < self.end:
+            return queue_offset
+        run = int(np.searchsorted(self.ends, queue_offset, "right"))
+        return max(queue_offset, int(self.starts[run])) if run < len(self.starts) else self.end
 
     def likely(self, queue_offset: int, missing: int) -> int | None:
-        """Records from an offset on among which ``missing`` pass; None if nothing is known."""
+        """Records from one that passes on, among which ``missing`` pass, or as many as are known.
+
+        None if nothing is known of the first.
+        """
         if not self.first <= queue_offset < self.end:
             return None
-        last = int(np.searchsorted(self.passing, queue_offset)) + missing - 1
-        end = int(self.passing[last]) + 1 if last < len(self.passing) else self.end
+        run = int(np.searchsorted(self.ends, queue_offset, "right"))
+        ends = self.ends[run:]
+        passed = np.cumsum(ends - np.maximum(self.starts[run:], queue_offset))
+        last = int(np.searchsorted(passed, missing))
+        end = int(ends[last] - passed[last]) + missing if last < len(ends) else int(ends[-1])
         return end - queue_offset
 
 
-_NOTHING: Final = _Judged(0, 0, np.empty(0, np.int64))
+_NOTHING: Final = _Judged(0, 0, *np.empty((2, 0), np.int64))
 
 
 class _Found:
@@ -137,23 +164,32 @@ class _Found:
 class FilteredReader:
     """A ``Reader`` of the records that pass a filter."""
 
-    __slots__ = ("_expression", "_judged", "_now_s", "_policy", "_reader", "_record_s", "_share")
+    __slots__ = (
+        "_expression",
+        "_judged",
+        "_now_s",
+        "_policy",
+        "_reader",
+        "_record_s",
+        "_unfinished",
+    )
 
     def __init__(
         self,
         reader: Reader,
         expression: Expression,
         policy: FilterPolicy,
-        now_s: Callable[[], float] = perf_counter,
+        now_s: Callable[[], float] = thread_time,
     ) -> None:
-        self._reader = reader
+        self._reader = reader.in_place() if isinstance(reader, StoreSource) else reader
         self._expression = expression
         self._policy = policy
         self._now_s = now_s
-        # Measured by the last reads: seconds per record, and the share of records that passed.
+        # Measured by the last reads.
         self._record_s = _RECORD_S + _OPERAND_S * expression.operand_count
-        self._share = 1.0
         self._judged = _NOTHING
+        # How far reads from an offset on have come that are to be repeated: nothing passed so far.
+        self._unfinished: dict[int, int] = {}
 
     def known_range(self) -> tuple[int, int]:
         """See ``Reader``."""
@@ -188,10 +224,11 @@ class FilteredReader:
 
     def _read(self, first: int, count_max: int, bytes_max: int) -> tuple[GetResult, _Found]:
         """The result without its buffers, and what passes. Raises NotReady before the first."""
-        found, queue_offset = _Found(), first
+        found, queue_offset = _Found(), self._unfinished.pop(first, first)
         deadline_s, end = self._now_s() + READ_S, first + self._policy.max_filter_message_size
         while True:
-            count = self._block_count(queue_offset, count_max - found.count, deadline_s)
+            queue_offset = self._judged.next_passing(queue_offset)
+            count = self._block_count(queue_offset, count_max - found.count)
             try:
                 result = self._reader.get_bulk(
                     queue_offset, max(min(count, end - queue_offset), 1), _BLOCK_BYTES, None
@@ -214,6 +251,9 @@ class FilteredReader:
             if is_full or queue_offset >= min(end, result.max_offset):
                 break
             if self._now_s() >= deadline_s:
+                if not found.count and len(self._unfinished) < _UNFINISHED_MAX:
+                    self._unfinished[first] = queue_offset
+                    raise Unfinished
                 break
         status = GetStatus.FOUND if found.count else GetStatus.NO_MATCHED_MESSAGE
         return (
@@ -228,13 +268,12 @@ class FilteredReader:
             found,
         )
 
-    def _block_count(self, queue_offset: int, missing: int, deadline_s: float) -> int:
-        """The number of records to look at next: as many as are likely to do, if time allows."""
+    def _block_count(self, queue_offset: int, missing: int) -> int:
+        """The number of records to look at next, among which so many are missing."""
         if (known := self._judged.likely(queue_offset, missing)) is not None:
             return known
-        likely = int(missing / max(self._share, 1 / _BLOCK_RECORDS_MAX)) + 1
-        in_time = int((deadline_s - self._now_s()) / self._record_s) + 1
-        return max(min(max(likely, _AHEAD_RECORDS), in_time, _BLOCK_RECORDS_MAX), 1)
+        in_time = int(READ_S / 2 / self._record_s) + 1
+        return min(in_time, _BLOCK_RECORDS_MAX)
 
     def _take(
         self, parts: _Parts, end: int, found: _Found, count_max: int, bytes_max: int
@@ -249,8 +288,8 @@ class FilteredReader:
             is_wanted = self._judge(records)
             if has_batches:
                 is_wanted |= records.sys_flag & INNER_BATCH != 0
-            elif np.count_nonzero(is_wanted) <= _AHEAD_RECORDS:
-                self._judged = _Judged(int(offsets[0]), end, offsets[is_wanted])
+            else:
+                self._judged = _Judged.ahead(offsets, end, is_wanted)
         room, room_bytes = count_max - found.count, bytes_max - found.byte_count
         where, _, seen = choose(units, None, room, room_bytes, is_there=is_wanted)
         chosen = units[where]
@@ -266,7 +305,6 @@ class FilteredReader:
         before_s = self._now_s()
         is_wanted = self._expression.mask(records)
         took_s = max(self._now_s() - before_s - _BLOCK_S, 0) / len(records)
-        self._share = (self._share + float(is_wanted.mean())) / 2
         self._record_s = max((self._record_s + took_s) / 2, 1e-7)
         return is_wanted
 

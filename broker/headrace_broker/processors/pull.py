@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.filters import filter_bytes
 from headrace_broker.consumer.groups import BROADCASTING
@@ -131,8 +133,10 @@ class _HeldPull(JudgedRequest, Generic[Header]):
         try:
             result = take_reset(header, target) or self._get(header, target, position)
         except NotReady as away:
-            # The messages have left memory meanwhile, or are those of another broker.
+            # The messages have left memory meanwhile, are those of another broker, or so many that
+            # others come first.
             processor = self._processor
+            header = msgspec.structs.replace(header, queue_offset=position)
             read = partial(processor.read, self.request, header, target, self._get, self._answer)
             processor.registry.start(self.request, later(away, partial(read, may_hold=may_wait)))
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
+from copy import copy
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ SCAN_BYTES: Final = 16_000
 BULK_SCAN_UNITS: Final = 65_536
 # Share of a range of the log that the wanted records must fill for the whole range to be sent.
 LOG_FILL_MIN: Final = 0.75
+# The same for a reader in this process, to which other records in between cost nothing. They lie in
+# the chunks that are read from disk anyway.
+_IN_PLACE_FILL_MIN: Final = 1 / 8
 # Smaller pieces cost more to send one by one than to copy.
 PIECE_BYTES_MIN: Final = 4096
 # A queue's bytes are summed up to SAMPLES * SAMPLE_UNITS units, and estimated from so many beyond.
@@ -75,11 +79,21 @@ class GetResult(NamedTuple):
 class StoreSource:
     """Reads a queue through its ConsumeQueue and the log. Each read may raise NotReady."""
 
-    __slots__ = ("_commit_log", "_queue")
+    __slots__ = ("_commit_log", "_fill_min", "_queue")
 
     def __init__(self, queue: StoreQueue, commit_log: CommitLog) -> None:
         self._queue = queue.consume_queue
         self._commit_log = commit_log
+        self._fill_min = LOG_FILL_MIN
+
+    def in_place(self) -> StoreSource:
+        """The source for a reader that looks at the records of bulk reads, and sends few of them.
+
+        It rarely copies: a range of the log is returned even if most of it is of other queues.
+        """
+        source = copy(self)
+        source._fill_min = _IN_PLACE_FILL_MIN
+        return source
 
     # --- by queue offset -------------------------------------------------------------------
 
@@ -154,7 +168,7 @@ class StoreSource:
             offsets = np.arange(queue_offset, next_offset)[where]
             buffers.append(offsets.astype(QUEUE_OFFSET_DTYPE).tobytes())
         log = self._commit_log
-        layout, records = bulk_records(units, log.slices, log.file_bytes)
+        layout, records = bulk_records(units, log.slices, log.file_bytes, self._fill_min)
         return GetResult(
             GetStatus.FOUND,
             buffers + records,
@@ -366,16 +380,17 @@ def bulk_records(
     units: Array,
     read: Callable[[list[tuple[int, int]]], Sequence[Buffer]],
     file_bytes: int = ONE_FILE,
+    fill_min: float = LOG_FILL_MIN,
 ) -> tuple[Layout, list[Buffer]]:
     """The records of units: one range of the log if they fill most of it, else gathered.
 
-    read: ranges of the log.
+    read: ranges of the log. fill_min: the share that they must fill.
     """
     starts, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
     start, end = int(starts[0]), int(starts[-1] + sizes[-1])
     body_bytes = int(sizes.sum())
     is_one_file = start // file_bytes == (end - 1) // file_bytes
-    if body_bytes >= (end - start) * LOG_FILL_MIN and is_one_file:
+    if body_bytes >= (end - start) * fill_min and is_one_file:
         return "log", [*read([(start, end)])]
     pieces = read(adjoining(starts, sizes, file_bytes))
     if body_bytes < len(pieces) * PIECE_BYTES_MIN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,7 @@ import trio.testing
 
 from headrace_broker.consumer.bloom_positions import bit_positions
 from headrace_broker.consumer.filter_table import DEAD_LIFE_MS, PRUNE_INTERVAL_MS
-from headrace_broker.consumer.filtered import FilteredReader
 from headrace_broker.consumer.filters import Filter, filter_bytes
-from headrace_broker.store.files.residency import OLD_DATA
-from headrace_broker.store.store_source import GetStatus
 from headrace_protocol.bodies import (
     CheckClientRequestBody,
     ConsumerData,
@@ -23,8 +19,7 @@ from headrace_protocol.bodies import (
     SubscriptionData,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.errors import NotReady
-from headrace_protocol.filters.expression import Expression, compiled
+from headrace_protocol.filters.expression import Expression
 from headrace_protocol.filters.parser import parse
 from headrace_protocol.headers import PullMessageResponseHeader
 from headrace_protocol.message import decode_records
@@ -32,7 +27,6 @@ from tests.support.broker import Answer, BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.memory import kept_bytes
 from tests.support.running import in_background
-from tests.support.stores import ready
 from tests.support.wire import pull_header
 
 SUSPEND, SUBSCRIPTION = 2, 4
@@ -384,112 +378,6 @@ async def test_a_held_pull_is_answered_by_what_passes(broker: BrokerUnderTest) -
     ((reply, body),) = channel.replies()
     assert reply.code == ResponseCode.SUCCESS
     assert [(each.body, each.queue_offset) for each in decode_records(body)] == [(b"7", 6)]
-
-
-def test_one_answer_looks_at_so_many_messages(tmp_path: Path) -> None:
-    broker = BrokerUnderTest(tmp_path, broker_config(tmp_path, max_filter_message_size=32))
-    put(broker, *[0] * 70)
-    reader = filtered(broker, lambda: 0.0)
-    assert [reader.get(offset, 5, 5000).next_offset for offset in (0, 32, 64)] == [32, 64, 70]
-
-
-def filtered(broker: BrokerUnderTest, now_s: Callable[[], float]) -> FilteredReader:
-    """The queue of a broker through a filter, where all is in memory."""
-    source = broker.store.source(broker.store.queue("T", 0))
-
-    class Warm:
-        """Waits for what must be fetched."""
-
-        known_range = source.known_range
-
-        def get(self, *args: Any) -> Any:
-            return ready(lambda: source.get(*args))
-
-        def get_bulk(self, *args: Any) -> Any:
-            return ready(lambda: source.get_bulk(*args))
-
-    return FilteredReader(Warm(), compiled(SQL), broker.config, now_s)
-
-
-class Seconds:
-    """A clock that moves with each look at it."""
-
-    def __init__(self, step: float) -> None:
-        self.now = 0.0
-        self.step = step
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
-def test_one_answer_takes_so_much_time(broker: BrokerUnderTest) -> None:
-    """What has passed by then is the answer; without anything the reader goes on from there."""
-    put(broker, *[0] * 200, *[9] * 10)
-    reader = filtered(broker, Seconds(0.0004))
-    offset, answers = 0, 0
-    while (result := reader.get(offset, 1, 1 << 20)).status is GetStatus.NO_MATCHED_MESSAGE:
-        assert offset < result.next_offset <= 200
-        offset, answers = result.next_offset, answers + 1
-    assert answers > 3
-    assert (result.count, result.next_offset) == (1, 201)
-
-
-def test_an_answer_ends_where_the_next_messages_must_be_fetched(broker: BrokerUnderTest) -> None:
-    """What is in memory is answered first; a read that begins there waits."""
-    put(broker, *[9, 0] * 32)
-    source = broker.store.source(broker.store.queue("T", 0))
-
-    class Cold:
-        """Has the first 40 messages in memory."""
-
-        known_range = source.known_range
-
-        def get_bulk(self, queue_offset: int, count_max: int, *others: Any) -> Any:
-            if queue_offset >= 40:
-                raise NotReady(lambda: None, OLD_DATA)
-            count_max = min(count_max, 40 - queue_offset)
-            return ready(lambda: source.get_bulk(queue_offset, count_max, *others))
-
-    reader = FilteredReader(Cold(), compiled(SQL), broker.config, lambda: 0.0)  # type: ignore[arg-type]
-    found = reader.get(0, 32, 1 << 20)
-    assert (found.count, found.next_offset) == (20, 40)
-    with pytest.raises(NotReady):
-        reader.get(40, 32, 1 << 20)
-
-
-def test_an_answer_keeps_to_its_bytes(broker: BrokerUnderTest) -> None:
-    """At least one message, then no more than fit, over any number of blocks."""
-    put(broker, *[9] * 40, *[0] * 40, *[8] * 40)
-    reader = filtered(broker, lambda: 0.0)
-    record_bytes = reader.get(0, 1, 1).body_bytes
-    for bytes_max in (1, record_bytes * 3, record_bytes * 45, 1 << 20):
-        offset, found = 0, 0
-        while offset < 120:
-            result = reader.get_bulk(offset, 100, bytes_max)
-            assert result.body_bytes <= max(bytes_max, record_bytes)
-            assert result.count or result.next_offset == 120
-            offset, found = result.next_offset, found + result.count
-        assert found == 80
-
-
-def test_what_is_judged_is_remembered(broker: BrokerUnderTest) -> None:
-    """Reads of any size and order find the same, whatever was judged before them."""
-    values = [9, 9, 0, 9, 0, 0, *[9] * 30, *[0] * 30, 9]
-    put(broker, *values)
-    wanted = [offset for offset, value in enumerate(values) if value == 9]
-    reader = filtered(broker, lambda: 0.0)
-    for count in (1, 3, 8, 100, 2):
-        for begin in (0, 40, 7, 66, 1):
-            expected, offset = [each for each in wanted if each >= begin], begin
-            while offset < len(values):
-                result = reader.get(offset, count, 1 << 20)
-                records = decode_records(b"".join(result.buffers))
-                found = [record.queue_offset for record in records]
-                assert found == expected[: len(found)]
-                assert len(found) <= count
-                expected, offset = expected[len(found) :], result.next_offset
-            assert expected == []
 
 
 def test_offsets_outside_are_answered_as_without_a_filter(broker: BrokerUnderTest) -> None:
