@@ -396,7 +396,7 @@ async def test_a_message_is_followed_to_its_dead_letter(mq: Embedded, admin: Adm
             if seen == 3:
                 break
     events = await admin.trace(sent.message_id)
-    told = [(each.event, each.group, each.tries) for each in events]
+    told = [(each.event, each.group, each.retries) for each in events]
     # The broker has the dead letter while its consumer is still at it.
     assert [*told[:-2], *sorted(told[-2:])] == [
         ("sent", "p", 0),
@@ -424,7 +424,7 @@ async def test_a_message_that_waits_for_its_retry(mq: Embedded, admin: Admin) ->
             break
     events = await admin.trace(message.message_id, "B")
     (waits,) = [each for each in events if each.event == "waits"]
-    assert (waits.group, waits.tries) == ("g", 1)
+    assert (waits.group, waits.retries) == ("g", 1)
     assert waits.waits_until_ms is not None
 
 

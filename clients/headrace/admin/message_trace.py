@@ -44,7 +44,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     """One thing that happened to a message.
 
     time_ms: in ms since 1970. client: address of the client that tells it; "" if a broker does.
-    tries: deliveries before this one. waits_until_ms: of a message that waits; None if a
+    retries: deliveries before this one. waits_until_ms: of a message that waits; None if a
     transaction decides.
     """
 
@@ -52,7 +52,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     event: str
     group: str = ""
     client: str = ""
-    tries: int = 0
+    retries: int = 0
     detail: str = ""
     waits_until_ms: int | None = None
 
@@ -170,7 +170,7 @@ def _stored(event: str, message: ReceivedMessage, group: str = "") -> TraceEvent
         message.store_timestamp_ms,
         event,
         group,
-        tries=message.reconsume_times,
+        retries=message.reconsume_times,
         detail=f"{queue.topic}/{queue.broker_name}/{queue.queue_id} at {message.queue_offset}",
     )
 
@@ -179,7 +179,7 @@ def _waits(queued: QueuedMessage) -> TraceEvent:
     return TraceEvent(
         queued.message.store_timestamp_ms,
         "waits",
-        tries=queued.message.reconsume_times,
+        retries=queued.message.reconsume_times,
         detail=f"at {queued.message.queue.broker_name}",
         waits_until_ms=queued.until_ms,
     )

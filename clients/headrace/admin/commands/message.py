@@ -282,7 +282,7 @@ def _traced(event: TraceEvent) -> dict[str, object]:
         "event": event.event,
         "group": event.group or None,
         "client": event.client or None,
-        "tries": event.tries,
+        "retries": event.retries,
         "waits_until": until,
         "detail": event.detail or None,
     }
