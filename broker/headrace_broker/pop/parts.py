@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,10 +18,11 @@ from headrace_broker.pop.popping import Popping
 from headrace_broker.pop.pops import Pops
 from headrace_broker.pop.processor import PopProcessor
 from headrace_broker.pop.progress import PopProgress
-from headrace_broker.pop.recovery import bring_in_line, note_sources
+from headrace_broker.pop.recovery import LogTail, bring_in_line, name_again
 from headrace_broker.pop.revive import Revive
 from headrace_broker.pop.targets import PopTargets
 from headrace_broker.store.recovery import read_log
+from headrace_protocol.system_topics import revive_log_topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,12 +45,13 @@ class PopParts:
         self.pops = Pops(self.log)
         for event in self.log.read():
             self.pops.replay(event, log.max_offset)
-        stored_again: set[int] = set()
+        tail = LogTail(revive_log_topic(config.broker_cluster_name))
         if self.pops.out_count:
-            read_log(partial(note_sources, stored_again), log, self.log.log_end)
+            read_log(tail.take, log, self.log.log_end)
+            name_again(self.pops, tail.names, config.broker_name, log.max_offset)
         self.order_infos = OrderInfos(core.file(FILE_NAME), tables, self.pops)
         is_adopted = self.order_infos.adopt()
-        bring_in_line(self.pops, tables, core.directory, stored_again)
+        bring_in_line(self.pops, tables, core.directory, tail.sources)
         self.pops.replayed()
         self.progress = PopProgress(store, tables.offsets, self.pops, self.log)
         self.progress.settle()

@@ -158,8 +158,8 @@ class PeerForms:
             "bn": self._broker,
             "sp": checkpoint.origin is Origin.SUSPENDED,
         }
-        names = (topic, queue_id, first, group, pop_time, self._broker, "ck")
-        return self._message(checkpoint, names, body, checkpoint.due_ms - _EARLY_MS)
+        name = checkpoint_name(checkpoint, self._broker)
+        return self._message(checkpoint, "ck", name, body, checkpoint.due_ms - _EARLY_MS)
 
     def _ack(self, checkpoint: Checkpoint) -> InnerMessage:
         group, topic, queue_id = checkpoint.queue.name
@@ -176,20 +176,17 @@ class PeerForms:
             "aol": acked,
         }
         names = (topic, queue_id, acked, group, checkpoint.pop_time, self._broker, "bAck")
-        return self._message(checkpoint, names, body, checkpoint.due_ms)
+        return self._message(checkpoint, "bAck", _joined(names), body, checkpoint.due_ms)
 
     def _message(
-        self, checkpoint: Checkpoint, names: tuple[Any, ...], body: dict[str, Any], deliver_ms: int
+        self, checkpoint: Checkpoint, tag: str, name: str, body: dict[str, Any], deliver_ms: int
     ) -> InnerMessage:
-        """A message for the revive topic, now or by a timer. Raises RequestError.
-
-        names: of its key; the last is its tag.
-        """
+        """A message for the revive topic, now or by a timer. Raises RequestError."""
         sent = SentMessage(self._topic, checkpoint.revive_qid, [])
         sent.put(
             {
-                TAGS: names[-1],
-                UNIQ_KEY: "@".join(map(str, names)),
+                TAGS: tag,
+                UNIQ_KEY: name,
                 TIMER_DELIVER_MS: str(deliver_ms),
             }
         )
@@ -198,6 +195,17 @@ class PeerForms:
         now_ms, host = self._store.clock.now_ms(), self._store.settings.store_host
         place, text = (sent.topic, sent.queue_id), fastjson.dumps(body)
         return InnerMessage(*place, text, raw, tags_code_of(raw), 0, 0, now_ms, 0, host)
+
+
+def checkpoint_name(checkpoint: Checkpoint, broker: str) -> str:
+    """The UNIQ_KEY of a checkpoint in Apache's form."""
+    group, topic, queue_id = checkpoint.queue.name
+    first, pop_time = checkpoint.key
+    return _joined((topic, queue_id, first, group, pop_time, broker, "ck"))
+
+
+def _joined(names: tuple[Any, ...]) -> str:
+    return "@".join(map(str, names))
 
 
 def _as_int(bits: int) -> int:

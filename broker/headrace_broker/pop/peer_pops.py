@@ -173,7 +173,7 @@ class PeerPops:
         """Learn from a message; False if that must wait."""
         try:
             if message.tags == "ck":
-                return self._adopt(fastjson.decode(message.body, _Checkpoint), message.queue_id)
+                return self._adopt(fastjson.decode(message.body, _Checkpoint), message)
             self._ack(fastjson.decode(message.body, _Ack))
         except (ValueError, msgspec.MsgspecError) as error:
             self._note_unreadable(message.queue_id, message.queue_offset, error)
@@ -188,13 +188,16 @@ class PeerPops:
             reason=str(error),
         )
 
-    def _adopt(self, found: _Checkpoint, revive_qid: int) -> bool:
+    def _adopt(self, found: _Checkpoint, message: StoredMessage) -> bool:
         """Take over what was popped; False if that must wait.
 
         Raises ValueError for what no broker writes.
         """
         offsets, settled = _messages(found)
-        if self._topics.get(found.t) is None:
+        made_at = self._topics.incarnations.created_at(found.t)
+        # A timer of this broker names the place where the checkpoint waited.
+        waited_at = message.prepared_transaction_offset or message.physical_offset
+        if self._topics.get(found.t) is None or waited_at < made_at:
             return True  # the topic was deleted
         queue = self._pops.find(found.c, found.t, found.q)
         if queue is None:
@@ -205,10 +208,9 @@ class PeerPops:
         now_ms = self._store.clock.now_ms()
         if known is not None:
             return self._end_name(known, now_ms)
-        made_at = self._topics.incarnations.created_at(found.t)
         origin = Origin.SUSPENDED if found.sp else Origin.EXTENDED
         checkpoint = Checkpoint(
-            queue, offsets, made_at, found.pt, found.it, revive_qid, origin, settled
+            queue, offsets, made_at, found.pt, found.it, message.queue_id, origin, settled
         )
         if not checkpoint.is_done:
             self._pops.adopt(checkpoint, max(checkpoint.due_ms, now_ms) + _ACK_MS)

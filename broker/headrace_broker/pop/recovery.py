@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace_broker.pop.peer_forms import checkpoint_name
 from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.queue_directory import Use
 from headrace_protocol.errors import NotReady
-from headrace_protocol.message import property_number
+from headrace_protocol.message import UNIQ_KEY, property_number, property_value
+from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,18 +25,42 @@ if TYPE_CHECKING:
 
 # Property of a message that is stored again: its former physical offset.
 SOURCE: Final = b"POP_SOURCE"
+_UNIQ_KEY: Final = UNIQ_KEY.encode()
 
 
-def note_sources(sources: set[int], records: RecordColumns) -> None:
-    """Note the physical offsets of messages that these records of the CommitLog replace.
+class LogTail:
+    """Records of the CommitLog whose events a power cut may have taken.
 
-    A power cut may have taken the events that say so.
+    sources: physical offsets of messages that were stored again. names: of checkpoints that were
+    stored in Apache's form.
     """
-    names, topics = records.topics
-    is_retry = np.array([name.startswith((b"%RETRY%", b"%DLQ%")) for name in names])[topics]
-    if is_retry.any():
-        texts = records.select(np.flatnonzero(is_retry)).properties()
-        sources.update(property_number(text, SOURCE, -1) for text in texts)
+
+    def __init__(self, revive_topic: str) -> None:
+        self._of_names = {TIMER_TOPIC.encode(), revive_topic.encode()}
+        self.sources: set[int] = set()
+        self.names: set[bytes] = set()
+
+    def take(self, records: RecordColumns) -> None:
+        """Note what some records say."""
+        names, topics = records.topics
+        is_retry = np.array([name.startswith((b"%RETRY%", b"%DLQ%")) for name in names])[topics]
+        if is_retry.any():
+            texts = records.select(np.flatnonzero(is_retry)).properties()
+            self.sources.update(property_number(text, SOURCE, -1) for text in texts)
+        has_name = np.array([name in self._of_names for name in names])[topics]
+        if has_name.any():
+            texts = records.select(np.flatnonzero(has_name)).properties()
+            self.names.update(property_value(text, _UNIQ_KEY) for text in texts)
+
+
+def name_again(pops: Pops, names: Collection[bytes], broker: str, log_end: int) -> None:
+    """Note the checkpoints that the log has in Apache's form, up to its end.
+
+    Otherwise those that are done before their timers fire would be out again.
+    """
+    for checkpoint in [each for queue in pops for each in queue if not each.is_named]:
+        if checkpoint_name(checkpoint, broker).encode() in names:
+            pops.name_as(checkpoint, checkpoint.settled, log_end)
 
 
 def bring_in_line(

@@ -11,12 +11,15 @@ import pytest
 import trio
 import trio.testing
 
-from headrace_broker.inner.writer import InnerWriter
+from headrace_broker.inner.writer import InnerMessage, InnerWriter
 from headrace_broker.pop.pop_queue import Checkpoint
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.files.config_file import unsealed
 from headrace_protocol import fastjson
-from headrace_protocol.message import StoredMessage
+from headrace_protocol.admin_headers import DeleteTopicHeader
+from headrace_protocol.codes import RequestCode, ResponseCode
+from headrace_protocol.java_hash import tags_code_of
+from headrace_protocol.message import StoredMessage, encode_properties
 from headrace_protocol.pop.handle import Handle
 from headrace_protocol.system_topics import TIMER_TOPIC, revive_log_topic
 from tests.support.broker import BrokerUnderTest
@@ -82,10 +85,26 @@ def bodies_of(messages: list[StoredMessage]) -> list[Any]:
 
 def deliver(broker: PopBroker) -> None:
     """Deliver what waits in the timers, as their service would."""
+    write_path, host = broker.store.write_path, broker.store.settings.store_host
     for message in broker.stored(TIMER_TOPIC):
-        properties = message.properties
-        queue_id = int(properties["REAL_QID"])
-        broker.store_message(TOPIC, queue_id, message.body, TAGS=message.tags or "")
+        raw = encode_properties({"TAGS": message.tags or ""})
+        delivered = InnerMessage(
+            TOPIC,
+            int(message.properties["REAL_QID"]),
+            message.body,
+            raw,
+            tags_code_of(raw),
+            flag=0,
+            sys_flag=0,
+            born_timestamp=broker.clock.ms,
+            reconsume_times=0,
+            born_host=host,
+            prepared_transaction_offset=message.physical_offset,
+        )
+        write_path.begin()
+        broker.writer.append_now(delivered)
+        write_path.publish()
+        broker.clock.ms += 1000
     read(broker)
 
 
@@ -375,6 +394,48 @@ def test_a_power_cut_that_took_a_name_leaves_the_offset(tmp_path: Path, broker: 
     assert saved(broker) == 1
     broker = killed(broker, tmp_path)
     assert saved(broker) == 0
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_power_cut_that_took_a_name_leaves_no_acked_message_out(
+    tmp_path: Path, broker: PopBroker, *, by_another: bool
+) -> None:
+    """The log has the checkpoint, and the log of pops does not say so."""
+    handles = popped(broker, 3)
+    (path,) = (tmp_path / "store/pop").iterdir()
+    before = path.read_bytes()
+    broker.clock.ms += LONG_MS
+    name_old(broker)
+    assert saved(broker) == 3
+    crash(broker.store)
+    broker.pop_parts.log.close()
+    path.write_bytes(before)
+    if by_another:
+        written_by_another(file_of(broker))
+    broker = again(broker, tmp_path)
+    if not by_another:
+        (checkpoint,) = known(broker)
+        assert (checkpoint.named, saved(broker)) == (0, 3)
+        for handle in handles:
+            broker.ack(handle)
+    deliver(broker)
+    expected = [b"0", b"1", b"2"] if by_another else []
+    assert come_again(broker, INVISIBLE_MS + 3100) == expected
+
+
+def test_what_was_out_of_a_topic_is_not_out_of_its_successor(
+    tmp_path: Path, broker: PopBroker
+) -> None:
+    popped(broker, 3)
+    broker = restarted(broker, tmp_path)
+    header = DeleteTopicHeader(topic="T")
+    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, header).code == ResponseCode.SUCCESS
+    broker.create_topic("T")
+    for number in range(3):
+        broker.store_message("T", 0, b"new %d" % number)
+    deliver(broker)
+    assert known(broker) == []
+    assert come_again(broker, INVISIBLE_MS + 3100) == [b"new 0", b"new 1", b"new 2"]
 
 
 def test_many_are_named_in_several_turns(broker: PopBroker) -> None:
