@@ -17,12 +17,14 @@ import trio
 
 from headrace_broker.inner.writer import InnerMessage
 from headrace_broker.message_demands import SentMessage
+from headrace_broker.pop.pop_log import PopsNotWritable
 from headrace_broker.pop.pop_queue import Origin
 from headrace_broker.store.errors import StoreBusy, StoreNotWritable
 from headrace_protocol import fastjson
 from headrace_protocol.errors import RequestError
 from headrace_protocol.java_hash import tags_code_of
 from headrace_protocol.message import TAGS, TIMER_DELIVER_MS, UNIQ_KEY
+from headrace_protocol.outages import Outages
 from headrace_protocol.system_topics import revive_log_topic
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ _EARLY_MS: Final = 1000
 _AT_ONCE: Final = 16
 _QUEUES_AT_ONCE: Final = 256
 _INT_BITS: Final = 32
+# Of what is logged as an outage.
+_NAME: Final = "the form of pops that Apache's brokers read"
 
 
 class PeerForms:
@@ -67,22 +71,34 @@ class PeerForms:
         self._messages = messages
         self._pops = pops
         self._progress = progress
+        self._outages = Outages(log.error, ended=log.warning)
 
     async def run(self) -> None:
         """Name what has been out for long, until cancelled."""
         while True:
             await trio.sleep(_LOOK_S)
             # What the store can't take is named at a later look.
-            with suppress(StoreBusy, StoreNotWritable, OSError):
+            try:
                 await self.name_old()
+            except (StoreBusy, StoreNotWritable, PopsNotWritable, OSError) as error:
+                self._outages.failed(_NAME, error)
+            else:
+                self._outages.worked(_NAME)
 
     async def name_old(self) -> None:
-        """Name what has kept a saved offset for long. Raises StoreError, OSError."""
+        """Name what has kept a saved offset for long.
+
+        Raises StoreError, PopsNotWritable, OSError.
+        """
         for number, queue in enumerate(list(self._pops), 1):
-            with suppress(RequestError):  # timers are switched off, or the disk is full
-                while self._is_old(queue.first_unnamed):
+            while self._is_old(queue.first_unnamed):
+                try:
                     self._name(islice(self._old(queue), _AT_ONCE))
-                    await trio.lowlevel.checkpoint()
+                except PopsNotWritable:
+                    raise
+                except RequestError:  # timers are switched off
+                    break
+                await trio.lowlevel.checkpoint()
             if number % _QUEUES_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -436,6 +437,25 @@ def test_what_was_out_of_a_topic_is_not_out_of_its_successor(
     deliver(broker)
     assert known(broker) == []
     assert come_again(broker, INVISIBLE_MS + 3100) == [b"new 0", b"new 1", b"new 2"]
+
+
+async def test_a_disk_that_fails_while_pops_are_named_is_an_outage(
+    broker: PopBroker, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    popped(broker, 1)
+    broker.clock.ms += LONG_MS
+    log = broker.pop_parts.log
+    lines = []
+    with structlog.testing.capture_logs() as logs:
+        for problem in ("no space left", ""):
+            log.problem = problem
+            with trio.move_on_after(16):
+                await broker.pop_parts.peer_forms.run()
+            lines.append([(each["log_level"], each["event"]) for each in logs])
+            logs.clear()
+    (((level, line),), (end,)) = lines
+    assert (level, "no space left" in line, end[0]) == ("error", True, "warning")
+    assert saved(broker) == 1
 
 
 def test_many_are_named_in_several_turns(broker: PopBroker) -> None:
