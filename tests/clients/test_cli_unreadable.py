@@ -9,17 +9,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from headrace import Message, MessageQueue, PullConsumer, embedded
+from headrace import Message, MessageQueue, PullConsumer, ReceivedMessage, embedded
+from headrace.admin.commands.consume import _Printer, _Taker, _Wanted
 from headrace.admin.end_reader import EndReader
 from headrace.admin.goal import Goal, PartialRead
 from headrace.admin.options import Patience
 from headrace.consumer.subscription import Choice
-from headrace.errors import ConnectFailed
+from headrace.errors import BrokerError, ConnectFailed
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.headers import OffsetResponseHeader
 from headrace_protocol.serving import Reply
 from tests.support.cli import headrace
 from tests.support.member import NO_TOPIC, Apache, Log
+from tests.support.popping import consuming, popped
 from tests.support.scripted import Asked, Scripted, close, route, scripted_in_thread
 
 ENDS = RequestCode.GET_MAX_OFFSET
@@ -162,3 +164,32 @@ async def test_a_queue_is_read_from_its_place_although_that_was_not_found_at_fir
                     found += received[0].values()
             reader.check()
         assert sorted(found) == [b"6", b"7", b"8", b"9"]
+
+
+@pytest.mark.parametrize(("follow", "away_s"), [(False, 8), (True, 60)])
+async def test_messages_are_taken_out_once_their_topic_is_back(
+    autojump_clock: MockClock, *, follow: bool, away_s: int
+) -> None:
+    found: list[ReceivedMessage] = []
+    wanted = _Wanted("T", "earliest", Choice(), Patience(), follow, allow_partial=False)
+    taker = _Taker("g", wanted, _Printer(1, found.append))
+    async with consuming() as (consumer, [broker], _):
+        back_at = trio.current_time() + away_s
+        broker.answer(
+            RequestCode.POP_MESSAGE,
+            lambda _asked: REFUSED if trio.current_time() < back_at else popped(0),
+        )
+        await taker.take(consumer)
+    assert [message.body for message in found] == [b"0"]
+
+
+async def test_a_topic_that_stays_away_is_an_error_after_ten_seconds(
+    autojump_clock: MockClock,
+) -> None:
+    wanted = _Wanted("T", "earliest", Choice(), Patience(), follow=False, allow_partial=False)
+    async with consuming() as (consumer, [broker], _):
+        broker.answer(RequestCode.POP_MESSAGE, REFUSED)
+        began = trio.current_time()
+        with pytest.raises(BrokerError, match="the tier is damaged"):
+            await _Taker("g", wanted, _Printer(1, print)).take(consumer)
+        assert 10 <= trio.current_time() - began <= 14

@@ -188,17 +188,19 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
 
 
 @pytest.mark.parametrize(
-    ("remark", "has_remedy"),
+    ("code", "remark", "has_remedy"),
     [
-        (None, True),
-        ("the topic[T] sending message is forbidden", True),
-        ("the broker[b] pulling message is forbidden", True),
-        ("reviveQueueNum can't change while the broker runs", False),
+        (16, None, True),
+        (16, "the topic[T] sending message is forbidden", True),
+        (16, "the broker[b] pulling message is forbidden", True),
+        (16, "reviveQueueNum can't change while the broker runs", False),
+        (17, "no route info of this topic: T", True),
+        (17, "no topic T: create it with `headrace topic create T`", False),
     ],
 )
-def test_only_a_perm_sends_users_to_the_perms(remark: str | None, has_remedy: bool) -> None:
-    error = BrokerError(ResponseCode.NO_PERMISSION, remark, "b:1", RequestCode.SEND_MESSAGE)
-    assert ("headrace topic describe" in str(error)) == has_remedy
+def test_a_remedy_fits_the_remark(code: int, remark: str | None, has_remedy: bool) -> None:
+    error = BrokerError(code, remark, "b:1", RequestCode.SEND_MESSAGE)
+    assert str(error).endswith(")") == has_remedy
 
 
 def test_nobody_there_is_an_error_with_the_address(face: AsyncFace | BlockingFace) -> None:

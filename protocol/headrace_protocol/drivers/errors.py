@@ -143,10 +143,10 @@ class BrokerError(HeadraceError):
 
     @staticmethod
     def _remedy(code: int, remark: str | None) -> str | None:
-        """A way out; none for a NO_PERMISSION that has nothing to do with a perm."""
-        if code == ResponseCode.NO_PERMISSION and remark and "message is forbidden" not in remark:
-            return None
-        return _REMEDIES.get(code)
+        """A way out; none if the remark names a command, or NO_PERMISSION is not about a perm."""
+        text = remark or ""
+        is_other = code == ResponseCode.NO_PERMISSION and text and "is forbidden" not in text
+        return None if is_other or "`headrace " in text else _REMEDIES.get(code)
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]

@@ -399,14 +399,22 @@ class _Taker:
                 ) as consumer,
                 interrupts.cancel_block(),
             ):
-                await self._take(consumer)
+                await self.take(consumer)
 
-    async def _take(self, consumer: SimpleConsumer) -> None:
+    async def take(self, consumer: SimpleConsumer) -> None:
+        """Print and acknowledge. Raises the error of a topic that stays away for too long."""
         import trio
 
+        give_up_at = trio.current_time() + self._wanted.patience.give_up_s
         while not self._printer.is_done:
             count = min(POP_MESSAGES_MAX, self._printer.left or POP_MESSAGES_MAX)
-            messages = await consumer.receive(max=count, wait=_QUIET_S)
+            try:
+                messages = await consumer.receive(max=count, wait=_QUIET_S)
+            except HeadraceError as error:
+                may_retry = self._wanted.follow or trio.current_time() < give_up_at
+                if error.retryable and may_retry:
+                    continue
+                raise
             if not (messages or self._wanted.follow):
                 return
             for message in messages:
