@@ -25,6 +25,8 @@ SETTINGS = {
     "compactionMappedFileSize": "65536",
     "compactionCqMappedFileSize": "4600",
     "compactionScheduleInternal": "1000",
+    # Compaction takes what is flushed.
+    "flushCommitLogLeastPages": "0",
 }
 # Apache's broker loses messages that arrive during a swap, so it compacts in a run of its own.
 WITHOUT_RUNS = {**SETTINGS, "compactionScheduleInternal": "3600000"}

@@ -20,6 +20,8 @@ TOPIC = "C_TABLE"
 KEYS = 200
 SETTINGS = {
     "compactionScheduleInternal": "1000",
+    # Compaction takes what is flushed.
+    "flushCommitLogLeastPages": "0",
     "compactionMappedFileSize": "65536",
     "compactionCqMappedFileSize": "4600",
     "mappedFileSizeCommitLog": str(1 << 20),

@@ -33,6 +33,8 @@ READ_S = 120
 COMPACTED_S = 60
 SETTINGS: dict[str, Any] = {
     "compactionScheduleInternal": 100,
+    # Compaction takes what is flushed.
+    "flushCommitLogLeastPages": 0,
     "compactionMappedFileSize": 46_000,
     "compactionCqMappedFileSize": 4600,
     "mappedFileSizeCommitLog": 1 << 20,

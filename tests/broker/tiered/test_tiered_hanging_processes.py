@@ -51,6 +51,7 @@ def cluster_of(folder: Path, **settings: str) -> Cluster:
         tieredStorageLevel="FORCE",
         tieredStoreGroupCommitTimeout=200,
         flushIntervalCommitLog=50,
+        flushCommitLogLeastPages=0,  # the tier takes what is flushed
         **settings,
     )
 
