@@ -50,6 +50,7 @@ _EARLY_MS: Final = 1000
 _AT_ONCE: Final = 16
 _QUEUES_AT_ONCE: Final = 256
 _INT_BITS: Final = 32
+CHECKPOINT_TAG: Final = "ck"
 # Of what is logged as an outage.
 _NAME: Final = "the form of pops that Apache's brokers read"
 
@@ -175,7 +176,7 @@ class PeerForms:
             "sp": checkpoint.origin is Origin.SUSPENDED,
         }
         name = checkpoint_name(checkpoint, self._broker)
-        return self._message(checkpoint, "ck", name, body, checkpoint.due_ms - _EARLY_MS)
+        return self._message(checkpoint, CHECKPOINT_TAG, name, body, checkpoint.due_ms - _EARLY_MS)
 
     def _ack(self, checkpoint: Checkpoint) -> InnerMessage:
         group, topic, queue_id = checkpoint.queue.name
@@ -217,7 +218,7 @@ def checkpoint_name(checkpoint: Checkpoint, broker: str) -> str:
     """The UNIQ_KEY of a checkpoint in Apache's form."""
     group, topic, queue_id = checkpoint.queue.name
     first, pop_time = checkpoint.key
-    return _joined((topic, queue_id, first, group, pop_time, broker, "ck"))
+    return _joined((topic, queue_id, first, group, pop_time, broker, CHECKPOINT_TAG))
 
 
 def _joined(names: tuple[Any, ...]) -> str:

@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from headrace_broker.inner.waiting import when_ready
+from headrace_broker.pop.peer_forms import CHECKPOINT_TAG
 from headrace_broker.pop.pop_queue import Checkpoint, Origin
 from headrace_broker.pop.revive_topic import next_unread, unread
 from headrace_broker.store.errors import StoreError
@@ -172,7 +173,7 @@ class PeerPops:
     def _take(self, message: StoredMessage) -> bool:
         """Learn from a message; False if that must wait."""
         try:
-            if message.tags == "ck":
+            if message.tags == CHECKPOINT_TAG:
                 return self._adopt(fastjson.decode(message.body, _Checkpoint), message)
             self._ack(fastjson.decode(message.body, _Ack))
         except (ValueError, msgspec.MsgspecError) as error:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace_broker.pop.peer_forms import checkpoint_name
+from headrace_broker.pop.peer_forms import CHECKPOINT_TAG, checkpoint_name
 from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.queue_directory import Use
 from headrace_protocol.errors import NotReady
-from headrace_protocol.message import UNIQ_KEY, property_number, property_value
+from headrace_protocol.message import TAGS, UNIQ_KEY, property_number, property_value
 from headrace_protocol.system_topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # Property of a message that is stored again: its former physical offset.
 SOURCE: Final = b"POP_SOURCE"
 _UNIQ_KEY: Final = UNIQ_KEY.encode()
+_TAGS: Final = TAGS.encode()
+_CHECKPOINT: Final = CHECKPOINT_TAG.encode()
 
 
 class LogTail:
@@ -50,7 +52,11 @@ class LogTail:
         has_name = np.array([name in self._of_names for name in names])[topics]
         if has_name.any():
             texts = records.select(np.flatnonzero(has_name)).properties()
-            self.names.update(property_value(text, _UNIQ_KEY) for text in texts)
+            self.names.update(
+                property_value(text, _UNIQ_KEY)
+                for text in texts
+                if property_value(text, _TAGS) == _CHECKPOINT
+            )
 
 
 def name_again(pops: Pops, names: Collection[bytes], broker: str, log_end: int) -> None:
@@ -58,6 +64,8 @@ def name_again(pops: Pops, names: Collection[bytes], broker: str, log_end: int) 
 
     Otherwise those that are done before their timers fire would be out again.
     """
+    if not names:
+        return
     for checkpoint in [each for queue in pops for each in queue if not each.is_named]:
         if checkpoint_name(checkpoint, broker).encode() in names:
             pops.name_as(checkpoint, checkpoint.settled, log_end)
