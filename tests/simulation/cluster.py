@@ -12,6 +12,7 @@ import trio
 
 from headrace_broker.config import BrokerConfig
 from headrace_broker.server import Broker
+from headrace_broker.store.settings import BATCH_UNIT_BYTES, UNIT_BYTES
 from headrace_nameserver.config import NameServerConfig
 from headrace_nameserver.server import NameServer
 from tests.simulation.determinism import START_MS
@@ -231,9 +232,11 @@ class NameServerMachine:
 
 def random_sizes(rng: Random) -> dict[str, Any]:
     """Small files, so that a run fills several of each; short times, so that it flushes often."""
+    log_kib, units = rng.choice((8, 32, 256)), rng.choice((10, 300))
     return {
-        "mapped_file_size_commit_log": rng.choice((8, 32, 256)) * 1024,
-        "mapped_file_size_consume_queue": 20 * rng.choice((10, 300)),
+        "mapped_file_size_commit_log": log_kib * 1024,
+        "mapped_file_size_consume_queue": UNIT_BYTES * units,
+        "mapper_file_size_batch_consume_queue": BATCH_UNIT_BYTES * units,
         "max_hash_slot_num": 50,
         "max_index_num": rng.choice((40, 1000)),
         "max_message_size": 4096,
