@@ -187,6 +187,12 @@ def test_a_server_of_another_protocol_is_named(face: AsyncFace | BlockingFace) -
     assert str(error).startswith(f"{address}: speaks HTTP")
 
 
+def test_a_connection_that_was_reset_has_no_number() -> None:
+    reset = ConnectionResetError(104, "Connection reset by peer")
+    assert str(ConnectionLost("b:1", reset)).endswith("is closed: Connection reset by peer")
+    assert str(ConnectionLost("b:1", "its end")).endswith("is closed: its end")
+
+
 @pytest.mark.parametrize(
     ("code", "remark", "has_remedy"),
     [

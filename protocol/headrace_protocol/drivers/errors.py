@@ -31,6 +31,11 @@ class HeadraceError(PortableError):
     retry_after_ms = 0
 
 
+def _words(reason: object) -> object:
+    """An OSError without its number."""
+    return getattr(reason, "strerror", None) or reason
+
+
 class ConnectFailed(HeadraceError):
     """No connection could be opened."""
 
@@ -38,9 +43,8 @@ class ConnectFailed(HeadraceError):
     refresh_route = True
 
     def __init__(self, address: str, reason: object) -> None:
-        reason = getattr(reason, "strerror", None) or reason  # without the number
         super().__init__(
-            f"cannot connect to {address}: {reason}. Is it running, and is this address "
+            f"cannot connect to {address}: {_words(reason)}. Is it running, and is this address "
             "reachable from here?"
         )
         self.address = address
@@ -53,7 +57,7 @@ class ConnectionLost(HeadraceError):
     refresh_route = True
 
     def __init__(self, address: str, reason: object) -> None:
-        super().__init__(f"the connection to {address} is closed: {reason}")
+        super().__init__(f"the connection to {address} is closed: {_words(reason)}")
         self.address = address
 
 
