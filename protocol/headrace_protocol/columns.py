@@ -487,8 +487,8 @@ class RecordColumns:
 
     def _host_extra(self, flag: int) -> Position:
         """Extra bytes of a host compared to IPv4."""
-        is_ipv6: Array = self.sys_flag & flag != 0
-        return _same(is_ipv6 * _IPV6_EXTRA_BYTES)
+        flags: Array = self.sys_flag & flag
+        return _same((flags != 0) * _IPV6_EXTRA_BYTES) if flags.any() else 0
 
     @cached_property
     def _body_at(self) -> Position:
@@ -505,7 +505,8 @@ class RecordColumns:
 
     @cached_property
     def _topic_at(self) -> Position:
-        return self._body_at + self._body_size + _same(1 + self._is_v2)
+        topic_head = _same(1 + self._is_v2) if self._is_v2.any() else 1
+        return self._body_at + self._body_size + topic_head
 
     @cached_property
     def _properties_at(self) -> Position:

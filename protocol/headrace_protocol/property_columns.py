@@ -57,7 +57,7 @@ class PropertyColumns:
         sizes = np.broadcast_to(records.properties_bytes, records.start.shape)
         width = int(sizes.max(initial=0)) + _MARGIN_BYTES
         firsts = records.start + records.size - width
-        is_even = len(sizes) and sizes.sum() >= len(sizes) * width * _ROW_FILL_MIN
+        is_even = len(sizes) and sizes.mean() >= width * _ROW_FILL_MIN
         if not is_even or sizes.min() < 0 or firsts.min() < 0:
             return cls(records.properties())
         columns = cls.__new__(cls)

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from headrace_protocol.message import Buffer
 
 READ_S: Final = 0.002
-_BLOCK_RECORDS_MAX: Final = 2048
-_BLOCK_BYTES: Final = 4 * 1024 * 1024
+# A block of 2048 records costs a quarter more for each.
+_BLOCK_RECORDS_MAX: Final = 4096
+_BLOCK_BYTES: Final = 8 * 1024 * 1024
 # Most runs of records that pass that are kept for the next reads of a reader: 8 KiB.
 _RUNS_MAX: Final = 512
+# Most ranges of records that are read one by one; more are cut out of a block.
+_RANGES_MAX: Final = 6
 # Most reads of a reader that are repeated at a time; others return without a record.
 _UNFINISHED_MAX: Final = 64
 # Fixed cost of a block, and first estimates of the cost of a record and of a condition.
@@ -100,10 +103,23 @@ class _Judged(NamedTuple):
         )
         return is_wanted
 
-    def all_pass(self, queue_offset: int, count: int) -> bool:
-        """True if the next ``count`` offsets have records that pass."""
-        run = int(np.searchsorted(self.starts, queue_offset, "right")) - 1
-        return run >= 0 and queue_offset + count <= int(self.ends[run])
+    def ranges(self, queue_offset: int, count: int) -> list[tuple[int, int]]:
+        """The next ``count`` offsets that pass: first ones and sizes of ranges.
+
+        Empty unless all of them are known, and in so few ranges that each is read by itself.
+        """
+        found: list[tuple[int, int]] = []
+        if not self.first <= queue_offset < self.end:
+            return found
+        run = int(np.searchsorted(self.ends, queue_offset, "right"))
+        runs = slice(run, run + _RANGES_MAX)
+        for start, end in zip(self.starts[runs].tolist(), self.ends[runs].tolist(), strict=True):
+            first = max(start, queue_offset)
+            found.append((first, min(end - first, count)))
+            count -= end - first
+            if count <= 0:
+                return found
+        return []
 
     def next_passing(self, queue_offset: int) -> int:
         """The first offset from an offset on that passes, or of which nothing is known."""
@@ -204,10 +220,33 @@ class FilteredReader:
     ) -> GetResult:
         """See ``Reader``."""
         count_max = max(count_max, 1)
-        if self._judged.all_pass(queue_offset, count_max):
-            return self._reader.get(queue_offset, count_max, bytes_max, None)
+        if ranges := self._judged.ranges(queue_offset, count_max):
+            return self._get_ranges(ranges, bytes_max)
         result, found = self._read(queue_offset, count_max, bytes_max)
         return result if not found.count else result._replace(buffers=found.records())
+
+    def _get_ranges(self, ranges: list[tuple[int, int]], bytes_max: int) -> GetResult:
+        """Records that pass, as many as fit. Raises NotReady before the first."""
+        first, count = ranges[0]
+        found = self._reader.get(first, count, bytes_max, None)
+        end = first + count
+        for first, count in ranges[1:]:
+            room_bytes = bytes_max - found.body_bytes
+            if found.next_offset != end or room_bytes <= 0:
+                break
+            try:
+                more = self._reader.get(first, count, room_bytes, None)
+            except NotReady:
+                break
+            if more.status is not GetStatus.FOUND or more.body_bytes > room_bytes:
+                break
+            found = more._replace(
+                buffers=[*found.buffers, *more.buffers],
+                count=found.count + more.count,
+                body_bytes=found.body_bytes + more.body_bytes,
+            )
+            end = first + count
+        return found
 
     def get_bulk(
         self,

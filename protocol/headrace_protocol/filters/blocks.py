@@ -18,11 +18,8 @@ from headrace_protocol.message import decode_properties, property_text
 from headrace_protocol.property_columns import PropertyColumns, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from headrace_protocol.columns import Array, RecordColumns
     from headrace_protocol.filters.nodes import Judge1, Node
-
 
 # Values that a leaf remembers, and leaves that do: 2.3 MB in all.
 _JUDGED_MAX: Final = 512
@@ -103,16 +100,15 @@ class _Judged:
         self._codes = np.insert(self._codes, at, codes_)
 
 
-@lru_cache(_LEAVES_MAX)
-def _judged(judge: Judge1) -> _Judged:
-    return _Judged(judge)
+_judged = lru_cache(_LEAVES_MAX)(_Judged)
 
 
 def matching(conditions: tuple[Node, ...], records: RecordColumns) -> Array:
     """A mask of the records for which all conditions are true, cheap ones first."""
     if len(records) < _BLOCK_RECORDS_MIN:
-        each = map(decode_properties, records.properties())
-        return np.array([_is_match(conditions, properties) for properties in each], bool)
+        properties = map(decode_properties, records.properties())
+        passes = (all(evaluate(one, each) == TRUE for one in conditions) for each in properties)
+        return np.fromiter(passes, bool, len(records))
     block = _Block(records)
     is_true = np.ones(len(records), bool)
     for number, condition in enumerate(conditions, 1):
@@ -122,10 +118,6 @@ def matching(conditions: tuple[Node, ...], records: RecordColumns) -> Array:
             is_true[where] = matching(others, records.select(where))
             break
     return is_true
-
-
-def _is_match(conditions: tuple[Node, ...], properties: Mapping[str, str]) -> bool:
-    return all(evaluate(condition, properties) == TRUE for condition in conditions)
 
 
 def _evaluate(node: Node, block: _Block) -> Array:
