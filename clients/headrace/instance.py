@@ -165,6 +165,7 @@ class ClientInstance:
             # Each child of a process that created the client is a member of its own.
             self._pid, self.client_id = os.getpid(), self._new_client_id()
         self.tracing = tracing(self.client_id)
+        self._has_left = False
         self._tasks = await self._background.start()
         self._tasks.start_soon(self._heartbeat_regularly)
         self._tasks.start_soon(self._refresh_routes_regularly)
@@ -516,7 +517,7 @@ class ClientInstance:
                 self._heartbeat(connection)
 
     def _heartbeat(self, connection: AsyncConnection) -> None:
-        if self.producer_group or self.consumers:
+        if not self._has_left and (self.producer_group or self.consumers):
             heard = partial(self._heard, connection.address)
             connection.submit(RequestCode.HEART_BEAT, None, self._heartbeat_body(), heard)
 
@@ -562,14 +563,13 @@ class ClientInstance:
         ]
 
     async def leave(self) -> None:
-        """Unregister from the brokers, and announce no consumers any more.
-
-        A broker first answers the POPs that it holds for the client.
-        """
-        consumers, self.consumers = self.consumers, []
+        """Unregister from the brokers, which first answer held POPs; heartbeats end."""
+        if self._has_left:
+            return
+        self._has_left = True
         headers = [
             UnregisterClientHeader(client_id=self.client_id, consumer_group=consumer.group_name)
-            for consumer in consumers
+            for consumer in self.consumers
         ]
         if self.producer_group:
             headers.append(

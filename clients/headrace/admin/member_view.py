@@ -18,7 +18,7 @@ _STARTED, _VERSION, _ORDERED = (
     "PROP_CLIENT_VERSION",
     "PROP_CONSUMEORDERLY",
 )
-# Columns of a topic, and the member's names; only Java's clients measure them.
+# Columns of a topic, and the member's names; most clients measure them.
 _MEASURED = {
     "processed_per_s": "consumeOKTPS",
     "failed_per_s": "consumeFailedTPS",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.offset_store import OffsetStore
+    from headrace.consumer.rates import Rates
     from headrace.consumer.strategies import Strategy
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
@@ -85,7 +86,7 @@ class Assignment:
     """A member's share of its group's queues; takes over, commits and releases queues.
 
     offsets: keeps the progress.
-    process_queues: the queues assigned to this member now.
+    process_queues: the queues assigned to this member now. rates: of what it pulls and processes.
     group_changed: event that triggers an immediate rebalance when set.
     """
 
@@ -96,6 +97,7 @@ class Assignment:
         subscriptions: list[Subscription],
         inbox: Inbox,
         offsets: OffsetStore,
+        rates: Rates,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -108,6 +110,7 @@ class Assignment:
         self._subscriptions = subscriptions
         self._inbox = inbox
         self._offsets = offsets
+        self.rates = rates
         self._locks = QueueLockClient(instance, member.group)
         self._fetcher = Fetcher(instance, member.group, inbox, member.body_limits)
         # Released queues whose last messages are still being processed, under the lock.
@@ -392,6 +395,7 @@ class Assignment:
             start = "earliest" if _is_retry(queue.topic) else self._member.start
             offset = await start_offset(start, queue, self._offsets)
         process_queue = ProcessQueue(queue, self._member.limits, offset, committed)
+        process_queue.rates = self.rates
         if self._member.broadcast:
             await self._fetcher.check(process_queue, subscription)
         if self._member.ordered:
@@ -510,6 +514,8 @@ class Assignment:
     async def _commit_regularly(self) -> None:
         while True:
             await anyio.sleep(COMMIT_INTERVAL_S)
+            for process_queue in self.process_queues.values():
+                process_queue.count_progress()
             self._report_failures(
                 await self._commit(self.process_queues.values(), self._offsets.commit_oneway)
             )

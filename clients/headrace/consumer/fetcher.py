@@ -106,6 +106,9 @@ class Fetcher:
                 await self._pause(process_queue, error)
             return False
         process_queue.failure = None
+        if result.batch and process_queue.rates is not None:
+            pull_s = anyio.current_time() - began
+            process_queue.rates.of(process_queue.queue.topic).pulled(len(result.batch), pull_s)
         route = self._instance.known_route(process_queue.queue.topic)
         if result.leader and route:
             route.note_leader(process_queue.queue, result.leader, anyio.current_time())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from headrace.consumer.leases import MemberLeases
+    from headrace.consumer.rates import Rates
     from headrace.consumer.returns import Retries
     from headrace.errors import HeadraceError
     from headrace.popped import PoppedMessage
@@ -43,13 +44,14 @@ class _Held:
 class HeldMessages:
     """What a program's messages settle themselves with; see PoppedMessage.
 
-    leases: sends the requests.
+    leases: sends the requests. rates: counts those that are returned.
 
     Requests about one message never overlap: each gives it a new handle.
     """
 
-    def __init__(self, leases: MemberLeases, retries: Retries) -> None:
+    def __init__(self, leases: MemberLeases, retries: Retries, rates: Rates) -> None:
         self._leases = leases
+        self._rates = rates
         self._max_attempts, self._retry_delay = retries
         if retries.delay_s is not None:
             milliseconds("retry_delay", retries.delay_s)
@@ -149,10 +151,12 @@ class HeldMessages:
             await self.reject(message)
         else:
             await self._end(message, self._retry(message, after))
+            self._rates.of(message.topic).failed()
 
     async def reject(self, message: PoppedMessage) -> None:
         """See ``PoppedMessage.reject``."""
         await self._end(message, self._leases.reject(message))
+        self._rates.of(message.topic).failed()
 
     async def reply(self, message: PoppedMessage, body: bytes) -> None:
         """See ``PoppedMessage.reply``."""

@@ -132,6 +132,7 @@ class Inbox:
             delivery = self._next() or self._half_of_another()
         if delivery:
             user = self._current_user()
+            delivery.handed_out(anyio.current_time())
             self._handed_out[delivery] = _Holder(
                 user, caller.user if caller else user, self._hand_outs
             )

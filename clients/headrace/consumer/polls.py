@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.consumer.leases import MemberLeases
     from headrace.consumer.pops import PopMember, Popped
+    from headrace.consumer.rates import Rates
     from headrace.consumer.shares import Shares
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
@@ -104,6 +105,7 @@ class Polls:
 
     leases: gives back messages, and acknowledges those that only look like wanted ones.
     given: what messages settle themselves with. shares: the queues to pop; None pops all.
+    rates: counts what is popped, if anybody asks for it.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Polls:
     ) -> None:
         self.given: Leases = leases
         self.shares: Shares | None = None
+        self.rates: Rates | None = None
         self._instance = instance
         self._member = member
         self._subscriptions = subscriptions
@@ -311,6 +314,8 @@ class Polls:
                 instance.invalidate_route(topic)
             return False
         instance.outages.answered(topic, address)
+        if popped.messages and self.rates is not None:
+            self.rates.of(topic).pulled(len(popped.messages), anyio.current_time() - now)
         return self._accept(place, popped, pop.invisible_ms / 1000)
 
     def _accept(self, place: _Place, popped: Popped, invisible_s: float) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.consumer.assignment import Membership
     from headrace.consumer.inbox import Inbox
     from headrace.consumer.process_queue import Delivery
+    from headrace.consumer.rates import Rates
     from headrace.consumer.returns import Retries
     from headrace.consumer.subscription import Subscription
     from headrace.instance import ClientInstance
@@ -72,8 +73,13 @@ class PopQueue(ProcessQueue):
         self._on_processed(_messages(delivery)[: len(delivery.batch) - len(again.batch)])
         return again
 
+    def _topic(self, delivery: Delivery) -> str:
+        """See ProcessQueue; the topic of a message that is retried is that of its first POP."""
+        return _messages(delivery)[0].topic
+
     def note_processed(self) -> None:
         """Report what the program has done of deliveries that it still has."""
+        self.count_progress()
         for delivery in self._deliveries:
             self._on_processed(_messages(delivery)[: delivery.processed_count])
 
@@ -105,6 +111,7 @@ class PoppedShare:
         subscriptions: Sequence[Subscription],
         inbox: Inbox,
         retries: Retries,
+        rates: Rates,
     ) -> None:
         self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.group_changed = anyio.Event()
@@ -114,10 +121,11 @@ class PoppedShare:
         self._limits = member.limits
         self._inbox = inbox
         self._leases = MemberLeases(instance, member.group, "Consumer")
-        self._held = HeldMessages(self._leases, retries)
+        self._held = HeldMessages(self._leases, retries, rates)
         popping = PopMember(member.group, member.start == "latest", member.body_limits)
         self.polls = Polls(instance, popping, subscriptions, self._leases)
         self.polls.given = self._held
+        self.polls.rates = self._rates = rates
         self.polls.shares = self._shares = Shares(instance, member.group)
         self._queue: PopQueue
 
@@ -132,6 +140,7 @@ class PoppedShare:
     async def start(self, tasks: TaskGroup) -> None:
         """Begin to take messages out, in ``tasks``. Raises the errors of a route."""
         self._queue = PopQueue(self._limits, self._held.processed)
+        self._queue.rates = self._rates
         self._shares.forget()
         self._leases.open(tasks)
         self.polls.open(tasks)

@@ -12,6 +12,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.consumer.rates import Rates
     from headrace.errors import HeadraceError
     from headrace.received import MessageBatch, ReceivedMessage
     from headrace_protocol.bodies import MessageQueue
@@ -42,6 +43,8 @@ class Delivery:
 
     __slots__ = (
         "_current_max",
+        "_noted_at",
+        "_noted_count",
         "_processed_count",
         "_taken_count",
         "batch",
@@ -64,6 +67,8 @@ class Delivery:
         self._taken_count = 0
         self._processed_count = 0
         self._current_max = 0
+        self._noted_count = 0
+        self._noted_at: float | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -141,6 +146,20 @@ class Delivery:
         self._taken_count = self.handed_out_count
         self.ready.clear()
 
+    def handed_out(self, now: float) -> None:
+        """The user begins to process it, or continues. now: loop time."""
+        if self._noted_at is None:
+            self._noted_at = now
+
+    def take_progress(self, now: float) -> tuple[int, float]:
+        """Messages processed since the last call, and the seconds that they took."""
+        count = len(self.batch) if self.is_done else self.processed_count
+        if (new := count - self._noted_count) <= 0 or self._noted_at is None:
+            return 0, 0.0
+        seconds = now - self._noted_at
+        self._noted_count, self._noted_at = count, now
+        return new, seconds
+
     def mark_all_processed(self) -> None:
         """Mark the whole batch as processed."""
         if not self.is_done:
@@ -184,6 +203,7 @@ class ProcessQueue:
     is_paused: whether no message is handed out until the user resumes it.
     fetching: scope of the task that pulls. pulling: scope of the pull in flight.
     failure: why the last pulls have failed; None after one that did not.
+    rates: counts what is pulled and processed, if anybody asks for it.
     """
 
     def __init__(
@@ -197,6 +217,7 @@ class ProcessQueue:
         self.suspended_until = -math.inf
         self.is_paused = False
         self.failure: Failure | None = None
+        self.rates: Rates | None = None
         self.fetching = anyio.CancelScope()
         self.pulling = anyio.CancelScope()
         self._limits = limits
@@ -269,13 +290,30 @@ class ProcessQueue:
 
     def delivery_done(self, delivery: Delivery) -> None:
         """Remove a processed delivery; called by ``Delivery.mark_all_processed``."""
+        self._count(delivery)
         self._message_count -= len(delivery.batch)
         self._record_bytes -= delivery.record_bytes
         self._deliveries.remove(delivery)
         self._signal_room()
 
+    def count_progress(self) -> None:
+        """Count what is processed of deliveries that the program still has."""
+        for delivery in self._deliveries:
+            self._count(delivery)
+
+    def _count(self, delivery: Delivery) -> None:
+        if self.rates is not None:
+            count, seconds = delivery.take_progress(anyio.current_time())
+            if count:
+                self.rates.of(self._topic(delivery)).processed(count, seconds)
+
+    def _topic(self, delivery: Delivery) -> str:  # noqa: ARG002
+        """The topic that a delivery counts for."""
+        return self.queue.topic
+
     def retry(self, delivery: Delivery, offset: int) -> Delivery:
         """Replace a delivery by one that hands out its messages from ``offset`` on again."""
+        self._count(delivery)
         index = delivery.handed_out_count
         while index and delivery.batch.offset_at(index) > offset:
             index -= 1

@@ -20,6 +20,7 @@ from headrace.consumer.inbox import (
 from headrace.consumer.local_offsets import LocalOffsetStore
 from headrace.consumer.popping import PoppedShare
 from headrace.consumer.process_queue import Limits
+from headrace.consumer.rates import Rates
 from headrace.consumer.returns import NoReturns, Retries, Returns
 from headrace.consumer.running_info import consumer_status, running_info
 from headrace.consumer.start import (
@@ -45,7 +46,7 @@ from headrace.names import check_group, check_queue
 from headrace.received import BodyLimits, MessageBatch, ReceivedMessage
 from headrace.trace_start import start_traces
 from headrace.typed import Typed, ValueIterator
-from headrace.values import now_ms, shown
+from headrace.values import shown
 from headrace_protocol.bodies import ConsumerData, ResetOffsetBody
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BATCH_BYTES_MAX, BODY_BYTES_MAX
@@ -202,10 +203,11 @@ class Consumer(Startable):
 
     def _new_share(self, retries: Retries) -> Assignment | PoppedShare:
         """What this member gets of its group; and the inbox's way back."""
+        self._rates = Rates()
         instance, member, inbox = self._instance, self._member, self._inbox
         if self._pops:
-            return PoppedShare(instance, member, self._subscriptions, inbox, retries)
-        share = Assignment(instance, member, self._subscriptions, inbox, self._offsets)
+            return PoppedShare(instance, member, self._subscriptions, inbox, retries, self._rates)
+        share = Assignment(instance, member, self._subscriptions, inbox, self._offsets, self._rates)
         inbox.returns = (
             NoReturns(instance, self.group)
             if member.broadcast
@@ -217,7 +219,7 @@ class Consumer(Startable):
 
     async def __aenter__(self) -> Self:
         self._register()
-        self._started_ms = now_ms()
+        self._rates.begin(subscription.topic for subscription in self._subscriptions)
         await self._offsets.open()
         try:
             await self._open()
@@ -430,13 +432,15 @@ class Consumer(Startable):
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         (member,) = self._instance.consumers
+        for process_queue in self._assignment.read_queues():
+            process_queue.count_progress()
         info = running_info(
             member,
             self._assignment.process_queues.values(),
             self._subscriptions,
+            self._rates,
             ordered=self._member.ordered,
             strategy="" if self._pops else name_of(self._member.strategy),
-            started_ms=self._started_ms,
         )
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 

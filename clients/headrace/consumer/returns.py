@@ -99,7 +99,9 @@ class Returns:
             await self._send_back(message, level_of(after) if after else _LONGER_EACH_TIME)
         elif self._max_attempts is not None and self._count(message) >= self._max_attempts:
             await self.reject(message)
-        elif not self._inbox.retry(message.queue, message.queue_offset, after or _ORDERED_S):
+        elif self._inbox.retry(message.queue, message.queue_offset, after or _ORDERED_S):
+            self._count_failed(message)
+        else:
             raise ConfigurationError(f"{message} is processed already; retry the current message")
 
     async def reject(self, message: ReceivedMessage) -> None:
@@ -133,5 +135,9 @@ class Returns:
         address = await self._instance.stored_at(message.queue, message.stored.store_host)
         retries_max = (self._max_attempts or _ATTEMPTS_MAX) - 1
         await send_back(self._instance, address, self._group, message, delay_level, retries_max)
+        self._count_failed(message)
         if delay_level != DEAD_LETTERS:
             self._assignment.expect_retries()
+
+    def _count_failed(self, message: ReceivedMessage) -> None:
+        self._assignment.rates.of(message.queue.topic).failed()

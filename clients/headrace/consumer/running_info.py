@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from headrace.consumer.process_queue import ProcessQueue
+    from headrace.consumer.rates import Rates
     from headrace.consumer.subscription import Subscription
     from headrace_protocol.bodies import ConsumerData, MessageQueue
     from headrace_protocol.connection import RequestReceived
@@ -21,15 +22,15 @@ def running_info(
     member: ConsumerData,
     process_queues: Iterable[ProcessQueue],
     subscriptions: Iterable[Subscription],
+    rates: Rates,
     *,
     ordered: bool = False,
     strategy: str = "",
-    started_ms: int,
 ) -> bytes:
     """Body of the answer to GET_CONSUMER_RUNNING_INFO.
 
-    strategy: how members share queues; empty if they share messages. started_ms: when the consumer
-    was opened, in ms since 1970.
+    rates: begun when the consumer was opened. strategy: how members share queues; empty if they
+    share messages.
     """
     return fastjson.dumps(
         {
@@ -44,12 +45,12 @@ def running_info(
             },
             "properties": {
                 "PROP_CLIENT_VERSION": f"headrace {__version__}",
-                "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
+                "PROP_CONSUMER_START_TIMESTAMP": str(rates.started_ms),
                 "PROP_CONSUMEORDERLY": str(ordered).lower(),
                 "PROP_CONSUME_TYPE": member.consume_type,
                 **({"allocateMessageQueueStrategy": strategy} if strategy else {}),
             },
-            "statusTable": {},
+            "statusTable": rates.report(),
             "subscriptionSet": [subscription.data() for subscription in subscriptions],
         }
     )

@@ -13,6 +13,7 @@ from headrace.consumer.direct import refuse
 from headrace.consumer.leases import MemberLeases, milliseconds
 from headrace.consumer.polls import Polls, Receive
 from headrace.consumer.pops import PopMember
+from headrace.consumer.rates import Rates
 from headrace.consumer.running_info import consumer_status, running_info
 from headrace.consumer.start import consume_from_where
 from headrace.consumer.subscription import Filters, expressions_of, subscriptions_of
@@ -25,7 +26,7 @@ from headrace.received import BodyLimits
 from headrace.tasks import wait_if_async
 from headrace.trace_start import start_traces
 from headrace.typed import Typed
-from headrace.values import now_ms, shown
+from headrace.values import shown
 from headrace_protocol.bodies import ConsumerData
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.compression import BODY_BYTES_MAX
@@ -84,6 +85,7 @@ class SimpleConsumer(Startable):
         self._typed = Typed.of(expressions, model, on_bad)
         self._subscriptions = subscriptions_of(group, expressions, filter)
         self._instance = ClientInstance(nameserver, connect=connect, how=how)
+        self._rates = Rates()
         self._leases = MemberLeases(self._instance, self.group, "SimpleConsumer")
         member = PopMember(self.group, start == "latest", BodyLimits(body_bytes_max))
         self._polls = Polls(self._instance, member, self._subscriptions, self._leases)
@@ -97,7 +99,7 @@ class SimpleConsumer(Startable):
                 subscription_data_set=[each.data() for each in self._subscriptions],
             )
         ]
-        self._started_ms = now_ms()
+        self._rates.begin()
         self._instance.handlers = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignore,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
@@ -184,7 +186,7 @@ class SimpleConsumer(Startable):
 
     def _on_running_info(self, connection: AsyncConnection, request: RequestReceived) -> None:
         (member,) = self._instance.consumers
-        info = running_info(member, (), self._subscriptions, started_ms=self._started_ms)
+        info = running_info(member, (), self._subscriptions, self._rates)
         connection.respond(request, ResponseCode.SUCCESS, body=info)
 
 
