@@ -6,14 +6,15 @@ dead when the last member of its group has left, and is removed a day later, as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from headrace_broker.consumer.bloom_positions import BIT_COUNT, bit_positions
 from headrace_broker.consumer.filters import Filter, filter_of, is_by_tag, sql_expression
-from headrace_broker.persistence import SavedFile, field_text, file_text, load_table
-from headrace_protocol.bodies import ConsumerFilterData, ConsumerFilterWrapper
+from headrace_broker.persistence import SavedFile, load_table
+from headrace_protocol import fastjson
+from headrace_protocol.bodies import ConsumerFilterData, ConsumerFilterWrapper, TopicFilters
 from headrace_protocol.bounds import NAME_CHARS_MAX
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.errors import RequestError
@@ -36,7 +37,7 @@ DEAD_LIFE_MS: Final = 24 * 3600 * 1000
 PRUNE_INTERVAL_MS: Final = 60_000
 # Memory of a filter without its text.
 _FILTER_BYTES: Final = 4096
-_FIELDS: Final = frozenset(ConsumerFilterData.__struct_encode_fields__)
+_TABLE: Final = "filterDataByTopic"
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -48,6 +49,17 @@ class _Entry(msgspec.Struct, frozen=True):
     def changed(self, **fields: Any) -> _Entry:
         """A copy with some fields of the data replaced."""
         return _Entry(msgspec.structs.replace(self.data, **fields), self.others)
+
+
+class _Loaded(NamedTuple):
+    """The file: its entries by group and topic, and fields that only another broker knows.
+
+    fields: of the file. topics: of each topic.
+    """
+
+    entries: dict[tuple[str, str], _Entry]
+    fields: dict[str, Any]
+    topics: dict[str, dict[str, Any]]
 
 
 class FilterTable:
@@ -64,7 +76,7 @@ class FilterTable:
         self._policy = policy
         self._now_ms = now_ms
         self._budget = budget
-        loaded = load_table(file, _parse) or {}
+        loaded, self._fields, self._topics = load_table(file, _parse) or _Loaded({}, {}, {})
         # Members introduce themselves again; until then all filters are dead, as in the peer.
         now_ms_ = self._pruned_ms = now_ms()
         self._groups: dict[str, dict[str, _Entry]] = {}
@@ -210,7 +222,8 @@ class FilterTable:
 
     def _snapshot(self) -> Callable[[], bytes]:
         rows = [entry for entries in self._groups.values() for entry in entries.values()]
-        return lambda: file_text({"filterDataByTopic": field_text(_by_topic(rows))})
+        fields, topics = self._fields, self._topics
+        return lambda: fastjson.dumps({**fields, _TABLE: _by_topic(rows, topics)}, pretty=True)
 
 
 def _of_retries(live: dict[str, Expression]) -> Expression:
@@ -232,10 +245,11 @@ def _new_data(group: str, wanted: SubscriptionData, now_ms: int) -> ConsumerFilt
     )
 
 
-def _by_topic(rows: list[_Entry]) -> dict[str, Any]:
+def _by_topic(rows: list[_Entry], topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for data, others in ((row.data, row.others) for row in rows):
-        topic = table.setdefault(data.topic, {"groupFilterData": {}, "topic": data.topic})
+        new = {**topics.get(data.topic, {}), "groupFilterData": {}, "topic": data.topic}
+        topic = table.setdefault(data.topic, new)
         topic["groupFilterData"][data.consumer_group] = {**others, **_fields(data)}
     return table
 
@@ -245,13 +259,19 @@ def _fields(data: ConsumerFilterData) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-def _parse(text: bytes) -> dict[tuple[str, str], _Entry]:
-    """The entries of a file. Raises ValueError."""
-    entries = {}
+def _parse(text: bytes) -> _Loaded:
+    """Raises ValueError."""
+    fields = fastjson.loads(text)
+    entries, topics = {}, {}
     for topic, saved in ConsumerFilterWrapper.decode(text).filter_data_by_topic.items():
-        for group, fields in saved.group_filter_data.items():
-            data = msgspec.convert(fields, ConsumerFilterData, strict=False)
+        topics[topic] = _others(fields[_TABLE].get(topic, {}), TopicFilters)
+        for group, values in saved.group_filter_data.items():
+            data = msgspec.convert(values, ConsumerFilterData, strict=False)
             data = msgspec.structs.replace(data, topic=topic, consumer_group=group)
-            others = {name: value for name, value in fields.items() if name not in _FIELDS}
-            entries[group, topic] = _Entry(data, others)
-    return entries
+            entries[group, topic] = _Entry(data, _others(values, ConsumerFilterData))
+    return _Loaded(entries, _others(fields, ConsumerFilterWrapper), topics)
+
+
+def _others(fields: dict[str, Any], known: type[msgspec.Struct]) -> dict[str, Any]:
+    names = known.__struct_encode_fields__
+    return {name: value for name, value in fields.items() if name not in names}
