@@ -1,15 +1,20 @@
-"""What is out of one store, opened in turn by headrace and by Apache's broker; request modes."""
+"""What is out of one store, opened in turn by headrace and by Apache's broker.
+
+With filters and request modes of groups.
+"""
 
 from __future__ import annotations
 
 import time
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 from anyio import run
 
-from headrace import Admin, Message, Producer, SimpleConsumer
+from headrace import Admin, Consumer, Message, Producer, SimpleConsumer
 from headrace_protocol import fastjson
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.pop.handle import Handle
@@ -44,8 +49,14 @@ AGAIN = sorted(
     + [f"{CHANGED} {number}" for number in range(4, COUNT)]
 )
 
-# Files with entries by two names, and the fields that they are in.
-TABLES = {"messageRequestMode.json": "messageRequestModeMap", "consumerOrderInfo.json": "table"}
+FILTERED_GROUP, FILTER = "swap_filters", "n = 1"
+SETTINGS = {"enablePropertyFilter": "true"}
+# Files, and where in them the entries of a topic are.
+TABLES = {
+    "messageRequestMode.json": ("messageRequestModeMap", PLAIN),
+    "consumerFilter.json": ("filterDataByTopic", PLAIN, "groupFilterData"),
+    "consumerOrderInfo.json": ("table", f"{CHANGED}@{GROUP}"),
+}
 UNKNOWN = {"unknown": [1]}
 
 
@@ -170,6 +181,19 @@ def modes(peer: Peer) -> dict[str, tuple[str, int]]:
     return {topic: (each["mode"], each["popShareQueueNum"]) for topic, each in entries.items()}
 
 
+async def register_filter(nameserver: str, topic: str) -> None:
+    """Register a filter that no message passes."""
+    async with Consumer(FILTERED_GROUP, topic, filter=FILTER, nameserver=nameserver):
+        pass
+
+
+def filters(store: Path) -> dict[str, str]:
+    """Expressions by topic."""
+    topics = config(store, "consumerFilter.json").get("filterDataByTopic", {})
+    groups = {topic: each["groupFilterData"] for topic, each in topics.items()}
+    return {topic: each[FILTERED_GROUP]["expression"] for topic, each in groups.items()}
+
+
 def config(store: Path, name: str) -> Any:
     try:
         return fastjson.loads((store / "config" / name).read_bytes())
@@ -178,7 +202,7 @@ def config(store: Path, name: str) -> Any:
 
 
 def is_saved(store: Path) -> bool:
-    """Whether the files of offsets and orders count all messages."""
+    """Whether the files of offsets and orders count all messages, and there is a filter."""
     offsets = config(store, "consumerOffset.json").get("offsetTable", {})
     orders = config(store, "consumerOrderInfo.json").get("table", {})
     popped = [offsets.get(f"{topic}@{GROUP}", {}) for topic in (PLAIN, RETRY_TOPIC)]
@@ -187,11 +211,12 @@ def is_saved(store: Path) -> bool:
         all(max(queues.values(), default=0) >= COUNT for queues in popped)
         and [[each["cm"] for each in queues.values()] for queues in batches] == 2 * [[ACKED_BITS]]
         and all(each.get("ot") for each in batches[1].values())
+        and PLAIN in filters(store)
     )
 
 
 def leave(peer: Peer, store: Path, end: str, *, wait: bool) -> tuple[float, dict[int, Handle]]:
-    """Take all, acknowledge some, set a mode, and end the broker.
+    """Take all, acknowledge some, set a mode and a filter, and end the broker.
 
     wait: until the files say what is out.
 
@@ -200,6 +225,7 @@ def leave(peer: Peer, store: Path, end: str, *, wait: bool) -> tuple[float, dict
     run(send, peer.nameserver)
     run(retry, peer.nameserver)
     set_mode(peer, PLAIN)
+    run(register_filter, peer.nameserver, PLAIN)
     invisible_s = OLD_INVISIBLE_S if wait and peer.name == "headrace" else INVISIBLE_S
     visible_at = time.monotonic() + invisible_s
     batch = take_in_order(peer, ORDERED, 10 * INVISIBLE_S)
@@ -217,11 +243,10 @@ def leave(peer: Peer, store: Path, end: str, *, wait: bool) -> tuple[float, dict
 
 def add_unknown_fields(store: Path) -> None:
     """Write the tables as a later version might."""
-    for name, table in TABLES.items():
+    for name, path in TABLES.items():
         fields = config(store, name)
-        for entries in fields[table].values():
-            for entry in entries.values():
-                entry.update(UNKNOWN)
+        for entry in reduce(getitem, path, fields).values():
+            entry.update(UNKNOWN)
         text = fastjson.dumps(fields | UNKNOWN, strict=True)
         (store / "config" / name).write_bytes(text)
 
@@ -242,21 +267,24 @@ def test_what_was_not_acknowledged_comes_again(
 ) -> None:
     store = tmp_path / "store"
     is_swapped = first != second
-    with quick_peer(first, store=store) as peer:
+    with quick_peer(first, store=store, settings=SETTINGS) as peer:
         visible_at, batch = leave(peer, store, end, wait=is_swapped and end == "kill")
     if is_swapped:
         add_unknown_fields(store)
-    with quick_peer(second, store=store) as peer:
+    with quick_peer(second, store=store, settings=SETTINGS) as peer:
         assert modes(peer) == {PLAIN: ("POP", 3)}
         set_mode(peer, RETRIED)
         assert modes(peer) == {PLAIN: ("POP", 3), RETRIED: ("POP", 3)}
+        run(register_filter, peer.nameserver, RETRIED)
         continue_in_order(peer, batch)
         left_s = visible_at - time.monotonic()
         early = run(take_all, peer, max(left_s - 3, 0))
         assert early == [], "before its time"
         assert run(take_all, peer, LIMIT_S) == AGAIN
+        wait_until(lambda: filters(store) == {PLAIN: FILTER, RETRIED: FILTER}, "", LIMIT_S)
     if is_swapped and second == "headrace":
         kept = {name: config(store, name) for name in TABLES}
         assert all(fields.items() >= UNKNOWN.items() for fields in kept.values())
-        first_mode = kept["messageRequestMode.json"]["messageRequestModeMap"][PLAIN][GROUP]
-        assert first_mode.items() >= UNKNOWN.items()
+        for name in ("messageRequestMode.json", "consumerFilter.json"):
+            (entry,) = reduce(getitem, TABLES[name], kept[name]).values()
+            assert entry.items() >= UNKNOWN.items()
