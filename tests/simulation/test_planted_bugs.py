@@ -164,7 +164,7 @@ def at_once(_store: Any, then: Callable[[None], None]) -> None:
     then(None)
 
 
-# Kind, where the bug is, the bug, and a seed that finds it: the search is long where it is out of date.
+# Kind, where the bug is, the bug, and a seed that finds it: with an old one the search is long.
 BUGS: dict[str, tuple[str, Any, str, Any, int]] = {
     "acknowledged without sync": ("cluster", MappedFile, "sync", nothing, 2),
     "acknowledged before the sync": ("cluster", Flusher, "flush_log", flush_log_too_late, 6),
