@@ -46,6 +46,7 @@ from tests.support.popping import (
     record,
 )
 from tests.support.scripted import Asked, Scripted
+from tests.support.until import until
 
 
 async def test_acks_that_wait_leave_together(autojump_clock: MockClock) -> None:
@@ -268,6 +269,23 @@ async def fail_at_the_second(asked: list[Scripted]) -> None:
         brokers[0].answer(POP, popped(0, 1, 2), EMPTY)
         async for message in consumer:
             assert message.queue_offset == 0
+
+
+async def test_what_was_received_late_stays_out_in_time(autojump_clock: MockClock) -> None:
+    """A message that waited for half of its time is extended before the rest is over."""
+    async with looping(2, queue_messages_max=2) as (consumer, [first, second], _):
+        first.answer(POP, popped(0, 1), None)
+        second.answer(POP, None)
+        messages = aiter(consumer)
+        await anext(messages)
+        received_at = autojump_clock.current_time()
+        second.last(POP).reply(popped(5))
+        await wait_all_tasks_blocked()
+        autojump_clock.jump(14.8)
+        assert [(await anext(messages)).queue_offset for _ in range(2)] == [1, 5]
+        autojump_clock.jump(14.8)
+        await until(lambda: second.count(CHANGE) > 0)
+        assert autojump_clock.current_time() < received_at + 30
 
 
 async def test_what_a_loop_leaves_is_returned(autojump_clock: MockClock) -> None:

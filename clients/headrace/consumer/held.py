@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from headrace.consumer.leases import by_broker, milliseconds
+from headrace.consumer.polls import KEPT_SHARE
 from headrace.tasks import gather
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class _Held:
 
     def __init__(self, message: PoppedMessage) -> None:
         self.message = message
-        self.kept(INVISIBLE_S)
+        # It may have waited to be received; see ``Polls``.
+        self.kept(INVISIBLE_S * (1 - KEPT_SHARE))
 
     def kept(self, seconds: float) -> None:
         """It is out for so long from now on."""

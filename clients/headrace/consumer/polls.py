@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 _PAUSE_S = 1.0
 # The share of their time after which messages that nobody has asked for are given back.
-_KEPT_SHARE = 0.5
+KEPT_SHARE: Final = 0.5
 
 
 class _Place(NamedTuple):
@@ -319,7 +319,7 @@ class Polls:
         return self._accept(place, popped, pop.invisible_ms / 1000)
 
     def _accept(self, place: _Place, popped: Popped, invisible_s: float) -> bool:
-        until = anyio.current_time() + _KEPT_SHARE * invisible_s
+        until = anyio.current_time() + KEPT_SHARE * invisible_s
         if self._has_left(place):
             self._begin(self._leases.give_back, popped.messages)
         else:
