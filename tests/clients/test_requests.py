@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -95,13 +96,20 @@ async def test_requests_wait_side_by_side_for_their_own_replies(mq: Embedded) ->
     assert replies == {body: body[::-1] for body in bodies}
 
 
+async def abandoned(producer: Producer, consumer: Consumer) -> ReceivedMessage:
+    """A message whose sender has stopped to wait for a reply, after it arrived."""
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(partial(producer.request, Message("T", b"abc"), timeout=600))
+        message = await anext(aiter(consumer))
+        tasks.cancel_scope.cancel()
+    return message
+
+
 async def test_a_late_reply_is_dropped_and_counted(mq: Embedded) -> None:
     await produce(mq, 0, queues=1)
     async with mq.consumer("g", "T", start="earliest") as consumer, mq.producer() as producer:
-        with pytest.raises(NoReply, match="no consumer replied") as raised:
-            await producer.request(Message("T", b"abc"), timeout=0.2)
-        assert raised.value.is_sent
-        await serve(consumer)
+        message = await abandoned(producer, consumer)
+        await message.reply(b"cba")
         assert producer.late_replies == 1
 
 
@@ -109,10 +117,9 @@ async def test_the_reply_to_a_requester_that_has_left_is_an_error(mq: Embedded) 
     await produce(mq, 0, queues=1)
     async with mq.consumer("g", "T", start="earliest") as consumer:
         async with mq.producer() as producer:
-            with pytest.raises(NoReply):
-                await producer.request(Message("T", b"abc"), timeout=0.1)
+            message = await abandoned(producer, consumer)
         with pytest.raises(BrokerError, match=r"channel of <.*> not found"):
-            await serve(consumer)
+            await message.reply(b"cba")
 
 
 async def test_a_message_whose_sender_does_not_wait_cannot_be_replied_to(mq: Embedded) -> None:
@@ -129,12 +136,9 @@ async def test_a_message_whose_sender_does_not_wait_cannot_be_replied_to(mq: Emb
 async def test_a_reply_needs_a_body(mq: Embedded) -> None:
     await produce(mq, 0, queues=1)
     async with mq.consumer("g", "T", start="earliest") as consumer, mq.producer() as producer:
-        with pytest.raises(NoReply):
-            await producer.request(Message("T", b"abc"), timeout=0.1)
-        async for message in consumer:
-            with pytest.raises(InvalidMessage, match="0 bytes"):
-                await message.reply(b"")
-            break
+        message = await abandoned(producer, consumer)
+        with pytest.raises(InvalidMessage, match="0 bytes"):
+            await message.reply(b"")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "3", float("inf"), None])
@@ -201,6 +205,18 @@ async def test_replies_of_any_broker_are_taken_and_confirmed(autojump_clock: obj
     assert producer.late_replies == 2
     codes = sorted(command.code for command, _ in other.responses)
     assert codes == [0, 0, 0, *[ResponseCode.INVALID_PARAMETER] * 3]
+
+
+async def test_a_reply_that_comes_after_the_timeout_is_a_late_one(autojump_clock: object) -> None:
+    async with producing() as (producer, _, (broker,)):
+        with pytest.raises(NoReply, match="no consumer replied") as raised:
+            await producer.request(Message("T", b"abc"), timeout=0.2)
+        assert raised.value.is_sent
+        (sent,) = broker.sends
+        sent.channel = broker.last(RequestCode.HEART_BEAT).channel
+        push(sent)
+        await trio.sleep(0.1)
+        assert producer.late_replies == 1
 
 
 async def test_a_requester_stays_connected_while_it_waits(autojump_clock: object) -> None:
