@@ -67,6 +67,16 @@ def pytest_sessionstart() -> None:
         )
 
 
+CLOCKS = {"autojump_clock", "mock_clock"}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a mock clock that pytest-trio does not see, so that its test runs by the real one."""
+    for mark in item.iter_markers("usefixtures"):
+        if CLOCKS & set(mark.args):
+            raise pytest.UsageError(f"{item.nodeid}: a clock must be a parameter of the test")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(durations(config))
     config.pluginmanager.register(evidence)

@@ -70,8 +70,7 @@ async def test_a_commit_is_in_the_file(mq: Embedded, tmp_path: Path) -> None:
         assert f'"queueId":{queue.queue_id}' in file_in(tmp_path).read_text()
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_a_commit_every_5_s(mq: Embedded, tmp_path: Path) -> None:
+async def test_a_commit_every_5_s(mq: Embedded, tmp_path: Path, autojump_clock: object) -> None:
     await produce(mq, 2)
     async with broadcasting(mq, tmp_path) as consumer, anyio.create_task_group() as tasks:
         messages = aiter(consumer)

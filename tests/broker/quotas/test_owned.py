@@ -28,8 +28,6 @@ from tests.support.rights import client_of
 from tests.support.wire import send_header
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION
-# Its broker has no loop, so that what ends a wait is called at once.
-pytestmark = pytest.mark.usefixtures("mock_clock")
 
 
 @contextmanager

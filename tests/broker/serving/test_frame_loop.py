@@ -69,11 +69,11 @@ def test_a_client_that_disconnects_gives_back_what_it_was_not_sent(tmp_path: Pat
     assert len(served.works) == 1
 
 
-@pytest.mark.usefixtures("autojump_clock")
 @pytest.mark.parametrize("behind_s", [0.5, 60])
 async def test_producers_are_read_again_once_the_queues_have_followed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: object,
     behind_s: float,
 ) -> None:
     """Or after a while, for the queues may never follow."""
