@@ -81,10 +81,7 @@ dist: $(CORE) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --no-isolation
 
 setup-peers: $(TESTS)
-# Minutes of compiling, which the tests that need the server wait for.
-	@$(BIN)/python -m tests.support.object_server &
-	@$(BIN)/python -c 'from tests.conformance import peer; peer.missing_tools() or peer.java_build()'
-	@$(BIN)/python -c 'from tests.conformance import go_client as go; go.missing_go() or (go.go_build(), go.go_build(newest=True))'
+	@$(BIN)/python -m tests.conformance.builds
 
 test: setup-peers ## run the tests; PART=broker: the quick ones of a folder; DURATIONS=30: where the time goes
 	$(BIN)/python -m pytest -n $(WORKERS) $(if $(DURATIONS),--durations=$(DURATIONS)) \

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from tests.bench.driver import DriverError
 from tests.conformance.peer import PeerError
+from tests.support.building import BuildFailed
 
 # Group of cases -> module whose ``main`` takes the options; the first is the default.
 GROUPS = {
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"no group of cases {group!r}: choose from {', '.join(GROUPS)}")
     try:
         import_module(f"tests.bench.{GROUPS[group]}").main(options)
-    except (PeerError, DriverError) as problem:
+    except (PeerError, BuildFailed, DriverError) as problem:
         sys.exit(str(problem))
 
 

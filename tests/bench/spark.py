@@ -30,6 +30,7 @@ from tests.bench.results import keep, stamp
 from tests.bench.spark_job import Case, Job, Report
 from tests.bench.table import rows_as_table, spread
 from tests.conformance.peer import ROOT, PeerError, missing_tools, running
+from tests.support.building import build
 
 CORES = (1, 2)
 BODY_BYTES = (1024, 100)
@@ -247,10 +248,9 @@ def connector_jars() -> str:
     if not CONNECTOR_JARS.exists():
         if problem := missing_tools():
             raise PeerError(problem)
-        command = ["mvn", "--batch-mode", "--quiet", "--settings", "settings.xml", "compile"]
-        done = subprocess.run(command, cwd=CONNECTOR, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise PeerError(f"`{' '.join(command)}` in {CONNECTOR} failed:\n{done.stdout}")
+        build(
+            ["mvn", "--batch-mode", "--quiet", "--settings", "settings.xml", "compile"], CONNECTOR
+        )
     return f"{CONNECTOR_JARS}/*"
 
 

@@ -12,6 +12,7 @@ from threading import Timer
 from typing import Any
 
 from tests.conformance.peer import BUILDS, PeerError
+from tests.support.building import build
 
 PROJECT = Path(__file__).resolve().with_name("go")
 TIMEOUT_S = 60
@@ -32,16 +33,13 @@ def go_build(*, newest: bool = False) -> Path:
     newest: with the newest commit of client-go, which has TLS; else with the last release.
 
     The first build takes the modules from Go's proxy (some 15 MB) and compiles for half a minute;
-    later ones need no network.
+    later ones need no network. Raises PeerError without Go, and BuildFailed.
     """
     if problem := missing_go():
         raise PeerError(problem)
     program = BUILDS / PROJECT.name / ("newest" if newest else "driver")
     options = ["-modfile=newest.mod", "-tags=newest"] if newest else []
-    command = ["go", "build", *options, "-o", str(program), "."]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PeerError(f"`{' '.join(command)}` in {PROJECT} failed:\n{done.stdout}{done.stderr}")
+    build(["go", "build", *options, "-o", str(program), "."], PROJECT)
     return program
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import cast
 
 from tests.conformance.probe import Signer, register, wait_for_route
+from tests.support import building
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).resolve().with_name("java")
@@ -54,7 +55,7 @@ QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class PeerError(Exception):
-    """A tool is missing, a build failed or a daemon did not start."""
+    """A tool is missing, or a daemon did not start."""
 
 
 def missing_tools() -> str:
@@ -83,7 +84,8 @@ def java_build(project: Path = PROJECT, version: str = "") -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         built, sources = build / "built", _sources_digest(project)
         if not built.exists() or built.read_text() != sources:
-            _build(project, version)
+            chosen = [f"-Drocketmq.version={version}"] if version else []
+            building.build(["mvn", "--batch-mode", "--quiet", "compile", *chosen], project)
             built.write_text(sources)
     return build
 
@@ -94,15 +96,6 @@ def _sources_digest(project: Path) -> str:
     for source in [project / "pom.xml", *sorted(project.glob("src/**/*.java"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()
-
-
-def _build(project: Path, version: str) -> None:
-    command = ["mvn", "--batch-mode", "--quiet", "compile"]
-    if version:
-        command.append(f"-Drocketmq.version={version}")
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PeerError(f"`{' '.join(command)}` in {project} failed:\n{done.stdout}{done.stderr}")
 
 
 def driver_command(

@@ -1,8 +1,4 @@
-"""A real S3 server for tests: versitygw, a folder served as a bucket.
-
-``python -m tests.support.object_server`` builds it, which takes some minutes of one core the first
-time; the program stays in the project's cache.
-"""
+"""A real S3 server for tests: versitygw, a folder served as a bucket."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from headrace_protocol.tier.location import Location
+from tests.support import building
 from tests.support.ports import free_port, is_open
 from tests.support.until import wait_until
 
@@ -31,7 +28,10 @@ START_TIMEOUT_S = 30.0
 
 
 def build() -> Path | None:
-    """The program, built if it is missing; None without Go. A build under way is waited for."""
+    """The program, built if it is missing; None without Go. Raises BuildFailed.
+
+    The first build takes some minutes of one core; the program stays in the project's cache.
+    """
     program = CACHE / "versitygw"
     if program.exists():
         return program
@@ -41,8 +41,7 @@ def build() -> Path | None:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            environment = {**os.environ, "GOBIN": str(CACHE)}
-            subprocess.run(["nice", "go", "install", MODULE], env=environment, check=True)
+            building.build(["go", "install", MODULE], CACHE, {**os.environ, "GOBIN": str(CACHE)})
     return program
 
 
@@ -110,7 +109,3 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int) -> None:
         return is_open(port)
 
     wait_until(is_up, "the S3 server does not listen", START_TIMEOUT_S)
-
-
-if __name__ == "__main__":
-    build()
