@@ -40,7 +40,7 @@ SETTINGS = {
 }
 LIMIT_S = 120
 # Some intervals of checks, each of which asks about all undecided halves.
-ROUND_S = 6
+ROUND_S = 3
 # Queue offset and physical offset of a half.
 Half = tuple[int, int]
 
