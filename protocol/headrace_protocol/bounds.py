@@ -268,6 +268,12 @@ def why_too_large(code: int, body_bytes: int) -> str | None:
     return f"{code_name(code)} with a body of {body_bytes} bytes: {bytes_max} is the most"
 
 
+def check_size(code: int, body_bytes: int) -> None:
+    """Raise OutOfBounds for a body that is too large for its code."""
+    if reason := why_too_large(code, body_bytes):
+        raise OutOfBounds(reason)
+
+
 def inflated_bytes_max(body_bytes: int, plain_bytes_max: int) -> int:
     """The maximum size that a compressed body may inflate to.
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from headrace_protocol import fastjson
-from headrace_protocol.bounds import OutOfBounds, body_of, why_too_large
+from headrace_protocol.at_once import fetch_at_once, reject_answer, run_at_once, serve_at_once
+from headrace_protocol.bounds import OutOfBounds, body_of, check_size
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
 from headrace_protocol.command import FLAG_RESPONSE, Command, header_fields
 from headrace_protocol.errors import (
@@ -48,6 +49,8 @@ SLICE_S = 0.002
 TURN_S = 0.005
 # A body up to this size is within every bound.
 _SMALL_BYTES = fastjson.PARSED_BYTES_MAX
+# A larger body, longer than any read, is the first of its read; its guard may use a thread.
+LARGE_BODY_BYTES = 1024 * 1024
 # Requests that may wait for a message as long as their client likes.
 _LONG_POLLS = frozenset(
     {
@@ -85,6 +88,7 @@ class Request(msgspec.Struct):
     on_reply: called with the request and its answer, which leaves afterwards.
     subject: who makes it, as the guard has found; None where nobody is checked. rights: decides
     what the subject may do; None if that is everything.
+    is_signed: whether its signature is valid, where a thread has found that out.
 
     Not gc=False: a held request and its channel's owner refer to each other.
     """
@@ -98,6 +102,7 @@ class Request(msgspec.Struct):
     subject: Subject | None = None
     on_reply: Callable[[Request, Reply], None] | None = None
     rights: Rights | None = None
+    is_signed: bool | None = None
 
     def may(self, kind: Kind, name: str, *actions: Action) -> bool:
         """True if its client has one of the actions on a resource."""
@@ -170,6 +175,7 @@ Work = Coroutine[Effect, Any, "Reply | None"]
 RequestFunction = Callable[[Request], "Reply | Work | None"]
 LongFunction = Callable[[Request], Work]
 # Returns None to accept a request, or what its function would return, which is not called then.
+# May raise NotReady for a body over LARGE_BODY_BYTES: the client's further requests wait, too.
 Guard = RequestFunction
 # Called after a fetch, with its error or None.
 Then = Callable[[Exception | None], None]
@@ -186,31 +192,6 @@ Stage = Literal["guard", "body", "request"]
 # Handles a client's answer to a request of the daemon; False if the daemon sent no such request.
 Answered = Callable[["Channel", Command, "Buffer"], bool]
 OnLate = Callable[["Request", Mapping[str, float]], None]
-
-
-def run_at_once(work: Iterator[None]) -> None:
-    """Run work to its end, for a program without a loop of slices."""
-    deque(work, maxlen=0)
-
-
-def fetch_at_once(_channel: Channel, wait: NotReady, then: Then) -> None:
-    """Fetch, then call back, for a program without threads."""
-    problem: Exception | None = None
-    try:
-        wait.fetch()
-    except Exception as error:  # noqa: BLE001 - passed to the waiting request
-        problem = error
-    then(problem)
-
-
-def serve_at_once(_channel: Channel, serve: Callable[[], object]) -> None:
-    """Serve, for a daemon whose answers need not wait for a commit."""
-    serve()
-
-
-def reject_answer(_channel: Channel, _command: Command, _body: Buffer) -> bool:
-    """Reject answers, for a daemon that sends no requests to its clients."""
-    return False
 
 
 class Registry:
@@ -259,6 +240,8 @@ class Registry:
         self.running: set[Run] = set()
         # Unfinished long requests of each client, the running one first.
         self._long: dict[Channel, deque[Run]] = {}
+        # Clients with a request for which a guard waits.
+        self._held_up: set[Channel] = set()
         self._guards: dict[int, tuple[Guard, ...]] = {}
         self._closed: set[int] = set()
         self._ready_code = 0
@@ -314,11 +297,9 @@ class Registry:
         """
         function = self._ready_function
         end = perf_counter() + self.turn_s
-        if function is None or not channel.is_greeted:
-            for number, frame in enumerate(frames, 1):
-                if self.serve(channel, frame) > end:
-                    return frames[number:]
-            return []
+        is_large = frames and len(frames[0][2]) > LARGE_BODY_BYTES
+        if function is None or not channel.is_greeted or is_large or channel in self._held_up:
+            return self._serve_each(channel, frames, end)
         start, start_bytes = self._ready_start, len(self._ready_start)
         ready: list[Frame] = []
         for number, frame in enumerate(frames, 1):
@@ -328,15 +309,24 @@ class Registry:
             if ready:
                 function(channel, ready)
                 ready = []
-            if self.serve(channel, frame) > end:
+            if self.serve(channel, frame) >= end:
                 return frames[number:]
         if ready:
             function(channel, ready)
         return []
 
+    def _serve_each(self, channel: Channel, frames: list[Frame], end: float) -> list[Frame]:
+        if channel in self._held_up:
+            return frames
+        for number, frame in enumerate(frames, 1):
+            if self.serve(channel, frame) >= end:
+                return frames[number:]
+        return []
+
     def serve(self, channel: Channel, frame: Frame) -> float:
         """Serve one frame; returns the time afterwards, or 0 for an ignored frame.
 
+        It is infinite if the client's next frame must wait until this one is served.
         Raises RemoteProtocolError as ``handle`` does.
         """
         serialize_type, header, body = frame
@@ -347,7 +337,7 @@ class Registry:
             _greet(channel, command)
         request = Request(channel, serialize_type, command, body, len(header))
         if command.code in self._guards and self._is_refused(request):
-            return perf_counter()
+            return math.inf if channel in self._held_up else perf_counter()
         if len(body) > _SMALL_BYTES and not self._has_good_body(request):
             return perf_counter()
         return self.serve_request(request)
@@ -385,6 +375,10 @@ class Registry:
             for guard in self._guards[code]:
                 if (reply := guard(request)) is not None:
                     break
+        except NotReady as away:
+            self._held_up.add(request.channel)
+            self.start(request, self._admit_after(away, request))
+            return True
         except Exception as error:  # noqa: BLE001 - as in serve_request
             self._fail("guard", request, error)
             return True
@@ -456,6 +450,13 @@ class Registry:
         """
         if request.command.code not in self._guards or not self._is_refused(request):
             self.serve_request(request)
+
+    async def _admit_after(self, away: NotReady, request: Request) -> None:
+        try:
+            await away
+        finally:
+            self._held_up.discard(request.channel)
+        self.admit(request)
 
     # -- requests that wait ------------------------------------------------------------------------
 
@@ -569,19 +570,12 @@ class Registry:
         )
 
 
-def check_size(request: Request) -> None:
-    """Raise OutOfBounds for a body that is too large for its code."""
-    if len(request.body) > _SMALL_BYTES and (
-        reason := why_too_large(request.command.code, len(request.body))
-    ):
-        raise OutOfBounds(reason)
-
-
 def check_body(request: Request) -> None:
     """Raise OutOfBounds or MalformedJson for a large body before it is decoded."""
-    check_size(request)
-    if body_of(request.command.code).is_json:
-        request.body = fastjson.bounded(request.body)
+    body, code = request.body, request.command.code
+    check_size(code, len(body))
+    if body_of(code).is_json:
+        request.body = fastjson.bounded(body)
 
 
 def _greet(channel: Channel, command: Command) -> None:

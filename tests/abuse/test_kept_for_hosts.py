@@ -18,6 +18,7 @@ from headrace_broker.persistence import SavedFile
 from headrace_broker.processors import pull as pulls
 from headrace_protocol import bounds
 from headrace_protocol.admin_headers import CloneGroupOffsetHeader, ResetOffsetHeader
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -34,7 +35,6 @@ from headrace_protocol.headers import (
     UpdateConsumerOffsetHeader,
 )
 from headrace_protocol.java_hash import java_hash
-from headrace_protocol.serving import run_at_once
 from headrace_protocol.staging import Decision, StagedAttempt, encode_names
 from headrace_protocol.waiting import at_once
 from tests.broker.staging import test_staging

@@ -27,6 +27,7 @@ from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.services import Services
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_daemon.slices import Fetches, SlicedWork
+from headrace_protocol.at_once import fetch_at_once, run_at_once
 from headrace_protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData, TopicConfig
 from headrace_protocol.channel import Channel
 from headrace_protocol.codes import RequestCode, ResponseCode
@@ -35,7 +36,7 @@ from headrace_protocol.errors import NotReady
 from headrace_protocol.frame import FrameReader
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.message import StoredMessage
-from headrace_protocol.serving import Then, fetch_at_once, run_at_once
+from headrace_protocol.serving import Then
 from tests.support.channel import MemoryChannel
 from tests.support.features import part
 from tests.support.stores import (

@@ -16,11 +16,11 @@ import msgspec
 import trio
 
 from headrace_broker.consumer.conflicts import Declarations
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import notice
 from headrace_protocol.headers import ConsumerGroupHeader
-from headrace_protocol.serving import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator

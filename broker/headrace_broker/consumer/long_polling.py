@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
-from headrace_protocol.serving import run_at_once
+from headrace_protocol.at_once import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping

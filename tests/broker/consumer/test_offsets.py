@@ -14,8 +14,8 @@ from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.config_file import ConfigFile, unsealed
 from headrace_broker.store.files.filesystem import Files
 from headrace_protocol import fastjson
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.bodies import ConsumerOffsetSerializeWrapper
-from headrace_protocol.serving import run_at_once
 from headrace_protocol.waiting import at_once
 from tests.support.golden import STORES, golden_store
 from tests.support.stores import FaultyFiles

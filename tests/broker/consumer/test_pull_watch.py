@@ -8,8 +8,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.codes import RequestCode
-from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.running import in_background

@@ -10,6 +10,7 @@ import pytest
 from headrace_broker.consumer.unconsumed import UnconsumedOffsets
 from headrace_broker.settings.of_store import retention
 from headrace_broker.topics.attributes import topic_limits
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -19,7 +20,6 @@ from headrace_protocol.bodies import (
     TopicConfig,
 )
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.serving import run_at_once
 from headrace_protocol.waiting import at_once
 from tests.broker.statictopic.test_static_cleanup import expire
 from tests.support.broker import BrokerUnderTest, broker_config

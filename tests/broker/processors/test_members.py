@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_protocol.at_once import run_at_once
 from headrace_protocol.bodies import (
     GroupDescription,
     GroupQueue,
@@ -16,7 +17,6 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import FLAG_RESPONSE
 from headrace_protocol.header_codecs import SerializeType, encode_frame
 from headrace_protocol.headers import ConsumerGroupHeader, GetConsumerRunningInfoHeader
-from headrace_protocol.serving import run_at_once
 from tests.support.broker import BrokerUnderTest
 from tests.support.channel import MemoryChannel
 from tests.support.wire import pull_header
