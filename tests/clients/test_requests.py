@@ -20,6 +20,7 @@ from headrace_protocol.headers import PushReplyHeader
 from headrace_protocol.serving import Reply
 from tests.support.fixtures import in_memory
 from tests.support.scripted import Asked, producing
+from tests.support.until import until
 from tests.support.verbs import produce
 
 mq = pytest.fixture(in_memory)
@@ -215,8 +216,7 @@ async def test_a_reply_that_comes_after_the_timeout_is_a_late_one(autojump_clock
         (sent,) = broker.sends
         sent.channel = broker.last(RequestCode.HEART_BEAT).channel
         push(sent)
-        await trio.sleep(0.1)
-        assert producer.late_replies == 1
+        await until(lambda: producer.late_replies == 1)
 
 
 async def test_a_requester_stays_connected_while_it_waits(autojump_clock: object) -> None:
