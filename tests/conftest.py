@@ -80,6 +80,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        # A run that is ended from outside names the tests that have failed so far.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.pluginmanager.register(durations(config))
     config.pluginmanager.register(evidence)
     config.pluginmanager.register(Rounds())
