@@ -59,7 +59,7 @@ def _timers(core: Core) -> Timers:
             core.file(TIMER_CHECK_FILE).path, store.fs, core.position("timer", TimerCheckpoint)
         ),
         TimerWheel(config.store_path_root_dir, store.fs, config.mapped_file_size_timer_log, topics),
-        TopicCounts(core.file(TIMERS[0]), TIMERS[1], store.clock.now_ms),
+        TopicCounts(core.file(TIMERS[0]), TIMERS[1], store.clock.now_ms, core.tables.topics.get),
     )
     return Timers(
         store,

@@ -80,7 +80,12 @@ def _transactions(core: Core) -> Transactions:
     files = TransactionFiles(
         core.position("transaction", Checkpoint),
         core.tables.offsets,
-        TopicCounts(core.file(TRANSACTIONS[0]), TRANSACTIONS[1], core.store.clock.now_ms),
+        TopicCounts(
+            core.file(TRANSACTIONS[0]),
+            TRANSACTIONS[1],
+            core.store.clock.now_ms,
+            core.tables.topics.get,
+        ),
     )
     return Transactions(
         core.config,

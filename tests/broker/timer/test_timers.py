@@ -531,6 +531,25 @@ async def test_figures_count_what_waits(
         assert struct.unpack(">7q", body)[2:4] == (3, 3)
 
 
+async def test_deleted_topics_leave_the_figures(
+    clockwork: Clockwork, autojump_clock: trio.testing.MockClock
+) -> None:
+    clockwork.broker.create_topic("U")
+    async with clockwork.running():
+        for topic, delay_s in (("T", 1), ("U", 1), ("U", 9)):
+            clockwork.send(b"x", topic, TIMER_DELAY_SEC=delay_s)
+        await clockwork.until_ms(NOW_MS + 1000)
+        assert _counts(clockwork) == {"T": 0, "U": 1}
+        clockwork.broker.topics.delete("T")
+        clockwork.broker.topics.delete("U")
+        assert _counts(clockwork) == {"U": 1}
+        await clockwork.until_ms(NOW_MS + 9000)
+        assert _counts(clockwork) == {}
+    clockwork.timers.finish()
+    path = clockwork.broker.config.store_path_root_dir / "config" / "timermetrics"
+    assert fastjson.loads(path.read_bytes())["timingCount"] == {}
+
+
 def _counts(clockwork: Clockwork) -> dict[str, int]:
     body = clockwork.broker.ask(RequestCode.GET_TIMER_METRICS).body
     counts = fastjson.loads(body)["timingCount"]

@@ -55,6 +55,9 @@ async def test_both_offsets_are_saved_together(
         assert store.commit_log.flushed_offset == store.commit_log.max_offset
     path = ledger.broker.config.store_path_root_dir / "config" / "transactionMetrics"
     assert fastjson.loads(path.read_bytes())["transactionCount"]["T"]["count"] == 0
+    ledger.broker.topics.delete("T")
+    ledger.transactions.finish()
+    assert fastjson.loads(path.read_bytes())["transactionCount"] == {}
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
