@@ -150,6 +150,7 @@ MAY_IMPORT = {
         "headrace_daemon.access.errors",
         "headrace_daemon.access.settings",
         "headrace_daemon.audit.settings",
+        "headrace_protocol.errors",
         f"{STORE}.settings",
         "headrace_broker.tiered.config",
         "pydantic",

@@ -23,6 +23,7 @@ from headrace_daemon.logs import configure_logs
 from headrace_daemon.network import tcp_network
 from headrace_daemon.process import prepare, run_until_signal
 from headrace_daemon.serving.ports import listening_problem
+from headrace_protocol.errors import reason_of
 from headrace_protocol.tls.settings import TlsError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _check_tier(config: BrokerConfig) -> None:
             tier.folder.mkdir(parents=True, exist_ok=True)  # as the first start
         problem = probe(open_driver(tier))
     except (StoreError, OSError) as error:
-        problem = str(error)
+        problem = str(reason_of(error))
     if problem:
         where = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
         raise ConfigError([f"tiered storage ({where}): {problem}"])

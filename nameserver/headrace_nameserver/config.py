@@ -31,7 +31,7 @@ from headrace_daemon.folders import folder_problem
 from headrace_daemon.quotas.table import FILE as QUOTAS_FILE
 from headrace_daemon.serving.ports import equal_ports
 from headrace_nameserver.routes import BROKER_TIMEOUT_MS, DEPARTED_HOURS
-from headrace_protocol.errors import PortableError
+from headrace_protocol.errors import PortableError, reason_of
 from headrace_protocol.rights.access import AnonymousAccess, is_loopback
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -192,7 +192,7 @@ def load_config(path: Path) -> NameServerConfig:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read settings: {error}") from error
+        raise ConfigError(f"{path}: cannot read settings: {reason_of(error)}") from error
     settings: dict[str, str] = {}
     locations: dict[str, str] = {}
     for number, line in enumerate(lines, 1):

@@ -11,6 +11,7 @@ from headrace_nameserver.departed import Departed
 from headrace_protocol.bodies import QueueData  # noqa: TC001 - msgspec
 from headrace_protocol.departed import Departure
 from headrace_protocol.drivers.files import replace_file
+from headrace_protocol.errors import reason_of
 from headrace_protocol.statictopic.mapping import MappingInfo  # noqa: TC001 - msgspec
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class DepartedFile:
             return []
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"{self.path}: cannot read which brokers have left: {error}; move it away"
+                f"{self.path}: cannot read which brokers have left: {reason_of(error)}; "
+                "move it away"
             ) from error
         return sorted(found, key=lambda each: each.since_ms)
 

@@ -16,6 +16,7 @@ from headrace_protocol.bounds import (
     OutOfBounds,
     check_text,
 )
+from headrace_protocol.errors import reason_of
 from headrace_protocol.fastjson import MalformedJson
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _read(file: PlainFile) -> dict[str, dict[str, str]]:
         kept = file.read(KVConfigSerializeWrapper.decode)
     except (OSError, MalformedJson) as error:
         raise ConfigError(
-            f"{file.path}: cannot read key-value settings: {error}; repair it or move it away"
+            f"{file.path}: cannot read key-value settings: {reason_of(error)}; "
+            "repair it or move it away"
         ) from error
     return {} if kept is None else kept.config_table

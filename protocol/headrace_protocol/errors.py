@@ -20,6 +20,11 @@ class PortableError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
+def reason_of(error: object) -> object:
+    """The words of an OSError, for a message that names its file; any other error as it is."""
+    return getattr(error, "strerror", None) or error
+
+
 class ProtocolError(PortableError):
     """A violation of the remoting protocol."""
 

@@ -126,3 +126,37 @@ def test_an_address_in_use_is_reported_in_a_line(tmp_path: Path) -> None:
     (line,) = (each for each in done.stderr.splitlines() if not each.startswith("{"))
     assert line.startswith("headrace: ")
     assert str(taken.port) in line
+
+
+def _said(kind: str, config: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    main = broker_main.main if kind == "broker" else nameserver_main.main
+    assert main(["-c", str(config), "--check-config"])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["broker", "nameserver"])
+@pytest.mark.parametrize(("name", "reason"), [("gone", "No such file"), (".", "Is a directory")])
+def test_settings_that_cannot_be_read_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str, reason: str
+) -> None:
+    path, config = tmp_path / name, tmp_path / "daemon.conf"
+    own = f"storePathRootDir={tmp_path / 'store'}\n" if kind == "broker" else ""
+    config.write_text(f"{own}tlsConfigFile={path}")
+    for said in (_said(kind, path, capsys), _said(kind, config, capsys)):
+        assert reason in said
+        assert said.startswith(f"headrace: {path}: can")
+        assert "Errno" not in said
+
+
+@pytest.mark.parametrize("name", ["kv.json", "departedBrokers.json", "quotas.json", "users.json"])
+def test_files_of_a_nameserver_that_cannot_be_read_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    config = tmp_path / "namesrv.conf"
+    config.write_text(f"kvConfigPath={tmp_path}/kv.json\nauthenticationEnabled=true")
+    (tmp_path / name).mkdir()
+    said = _said("nameserver", config, capsys)
+    assert said.startswith(f"headrace: {tmp_path / name}: cannot read ")
+    assert "Is a directory" in said
+    assert said.count(str(tmp_path)) == 1
+    assert "Errno" not in said

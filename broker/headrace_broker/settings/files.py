@@ -14,6 +14,7 @@ from headrace_broker.settings.apache_keys import (
 from headrace_broker.settings.listing import KEYS, RELOADABLE
 from headrace_broker.settings.setting_problems import unknown_key
 from headrace_daemon.access.errors import AccessError
+from headrace_protocol.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ def load_config(path: Path) -> tuple[BrokerConfig, list[str]]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: can't read settings: {error}"]) from error
+        raise ConfigError([f"{path}: can't read settings: {reason_of(error)}"]) from error
     values, places, warnings = read_settings(text, str(path))
     config = validated(values, places)
     config.check_paths()

@@ -8,7 +8,7 @@ from headrace_daemon.access.accounts import Accounts
 from headrace_daemon.access.changes import created
 from headrace_daemon.access.errors import AccessError
 from headrace_daemon.access.users_file import UsersFile
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import RequestError, reason_of
 from headrace_protocol.rights.auth_requests import UserInfo
 from headrace_protocol.rights.users import UserKind
 from headrace_protocol.subject import Subject
@@ -57,7 +57,9 @@ def _opened(file: UsersFile) -> Accounts:
         try:
             file.save(loaded)
         except OSError as error:
-            raise AccessError(f"{file.path}: passwords can't be encrypted: {error}") from None
+            raise AccessError(
+                f"{file.path}: passwords can't be encrypted: {reason_of(error)}"
+            ) from None
     return Accounts(file, loaded)
 
 

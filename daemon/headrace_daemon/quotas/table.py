@@ -8,7 +8,7 @@ from headrace_daemon.access.errors import AccessError
 from headrace_daemon.saved_table import Edit, SavedTable
 from headrace_protocol.bounds import ITEMS_MAX
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import RequestError, reason_of
 from headrace_protocol.quotas import LIMITS, Of, Quota, QuotaList
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _read(file: TableFile) -> list[Quota]:
         return file.read(_parsed) or []
     except (OSError, ValueError) as error:
         raise AccessError(
-            f"{file.path}: cannot read the quotas: {error}; repair it or move it away"
+            f"{file.path}: cannot read the quotas: {reason_of(error)}; repair it or move it away"
         ) from None
 
 

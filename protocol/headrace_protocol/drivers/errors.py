@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
-from headrace_protocol.errors import ForeignProtocol, PortableError
+from headrace_protocol.errors import ForeignProtocol, PortableError, reason_of
 from headrace_protocol.frame import TLS
 from headrace_protocol.tls.reasons import alert_of
 
@@ -31,11 +31,6 @@ class HeadraceError(PortableError):
     retry_after_ms = 0
 
 
-def _words(reason: object) -> object:
-    """An OSError without its number."""
-    return getattr(reason, "strerror", None) or reason
-
-
 class ConnectFailed(HeadraceError):
     """No connection could be opened."""
 
@@ -44,7 +39,7 @@ class ConnectFailed(HeadraceError):
 
     def __init__(self, address: str, reason: object) -> None:
         super().__init__(
-            f"cannot connect to {address}: {_words(reason)}. Is it running, and is this address "
+            f"cannot connect to {address}: {reason_of(reason)}. Is it running, and is this address "
             "reachable from here?"
         )
         self.address = address
@@ -57,7 +52,7 @@ class ConnectionLost(HeadraceError):
     refresh_route = True
 
     def __init__(self, address: str, reason: object) -> None:
-        super().__init__(f"the connection to {address} is closed: {_words(reason)}")
+        super().__init__(f"the connection to {address} is closed: {reason_of(reason)}")
         self.address = address
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from headrace_protocol.drivers.address import split_address
-from headrace_protocol.errors import PortableError
+from headrace_protocol.errors import PortableError, reason_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TlsError(f"{path}: cannot read the settings of TLS: {error}") from error
+        raise TlsError(f"{path}: cannot read the settings of TLS: {reason_of(error)}") from error
     values = {}
     for number, line in enumerate(lines, 1):
         key, equals, value = (part.strip() for part in line.partition("="))
