@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace_broker.pop.pop_queue import Checkpoint
 
-# Checkpoints that are due within one tick are handled together, at its end.
-TICK_MS: Final = 20
-
 
 class DueTimes:
     """Adding and removing cost the same however many there are; a removed one leaves nothing.
 
+    tick_ms: checkpoints that are due within one tick are handled together, at its end.
     on_earlier: called when one is due before all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tick_ms: int) -> None:
+        self._tick_ms = tick_ms
         self._ticks: dict[int, dict[Checkpoint, None]] = {}
         self._order: list[int] = []
         self.on_earlier: Callable[[], None] = lambda: None
@@ -31,7 +30,7 @@ class DueTimes:
     def add(self, checkpoint: Checkpoint, due_ms: int) -> None:
         """Note a checkpoint for a time, in place of the one before."""
         self.remove(checkpoint)
-        tick = checkpoint.tick = -(-due_ms // TICK_MS)
+        tick = checkpoint.tick = -(-due_ms // self._tick_ms)
         found = self._ticks.get(tick)
         if found is None:
             found = self._ticks[tick] = {}
@@ -50,11 +49,11 @@ class DueTimes:
         """The time to look again; None if there is nothing to wait for."""
         while self._order and not self._ticks[self._order[0]]:
             del self._ticks[heappop(self._order)]
-        return self._order[0] * TICK_MS if self._order else None
+        return self._order[0] * self._tick_ms if self._order else None
 
     def take(self, now_ms: int) -> list[Checkpoint]:
         """Remove and return those that are due, the oldest first to within a tick."""
         found: list[Checkpoint] = []
-        while self._order and self._order[0] * TICK_MS <= now_ms:
+        while self._order and self._order[0] * self._tick_ms <= now_ms:
             found += self._ticks.pop(heappop(self._order))
         return found

@@ -42,7 +42,7 @@ class PopParts:
         self._store = store
         log = store.commit_log
         self.log = PopLog(folder, store.fs, lambda: log.max_offset, pop_log.FILE_BYTES)
-        self.pops = Pops(self.log)
+        self.pops = Pops(self.log, config.revive_interval)
         for event in self.log.read():
             self.pops.replay(event, log.max_offset)
         tail = LogTail(revive_log_topic(config.broker_cluster_name))
@@ -83,6 +83,7 @@ class PopParts:
             self.pops,
             self.progress,
             long_polling,
+            popping.threshold,
         )
         self.peer_pops = PeerPops(
             store, tables, config.broker_cluster_name, self.pops, self.progress

@@ -238,16 +238,28 @@ class PopQueue:
     """A group's progress in one queue, and the checkpoints of what is out.
 
     number: its name in the log of pops. next_offset: where the next POP begins.
-    segment: see ``Checkpoint``.
+    segment: see ``Checkpoint``. out_count: number of messages that are out.
+    resumes_at: POPs get no more until so few are out; -1 while they do.
     """
 
-    __slots__ = ("_changed", "_named", "_taken", "name", "next_offset", "number", "segment")
+    __slots__ = (
+        "_changed",
+        "_named",
+        "_taken",
+        "name",
+        "next_offset",
+        "number",
+        "out_count",
+        "resumes_at",
+        "segment",
+    )
 
     def __init__(self, name: QueueName, number: int, next_offset: int) -> None:
         self.name = name
         self.number = number
         self.next_offset = next_offset
-        self.segment = -1
+        self.segment = self.resumes_at = -1
+        self.out_count = 0
         # Checkpoints of POPs, by ascending offsets. An OrderedDict finds its first at once.
         self._taken: OrderedDict[Key, Checkpoint] = OrderedDict()
         # Those of messages whose time was changed.

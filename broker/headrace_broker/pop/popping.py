@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace_broker.pop.pop_queue import Attempt, OrderedBatch, Taken
 from headrace_broker.pop.reading import BYTES_MAX, Found, Scan, as_first_sent, read
+from headrace_broker.pop.threshold import Threshold
 from headrace_protocol.errors import NotReady
 from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.pop.headers import INIT_MIN, PopMessageResponseHeader
@@ -113,6 +114,7 @@ class Popping:
         self._offsets = offsets
         self._pops = pops
         self._statistics = statistics
+        self.threshold = Threshold(config, pops)
         self._revive_qid = 0
 
     def pop(self, target: PopTarget, ask: Ask) -> Reply | None:
@@ -129,7 +131,7 @@ class Popping:
         for source in self._sources(target, ask):
             try:
                 queue = self._queue(target, source, ask.init_mode)
-                if left.is_open and not is_locked(queue, ask, scan.now_ms):
+                if left.is_open and not self._is_closed(queue, ask, scan.now_ms):
                     found, checkpoint = self._take(target, source, queue, left, scan)
                     if checkpoint is not None:
                         parts.append(_Part(source, checkpoint, found))
@@ -158,7 +160,7 @@ class Popping:
         for source in self._sources(target, ask):
             queue = self._pops.find(target.wanted.group, source.topic, source.queue_id)
             first = self._next_offset(target, source, ask.init_mode)
-            if left.is_open and (queue is None or not is_locked(queue, ask, scan.now_ms)):
+            if left.is_open and not self._is_closed(queue, ask, scan.now_ms):
                 tags = self._tags(target, source)
                 found = read(source, first, left.count, left.bytes_max, tags, scan)
                 buffers += found.buffers
@@ -167,6 +169,12 @@ class Popping:
                 is_complete &= bool(found.offsets) or found.is_at_end
             rest += max(0, source.source.known_range()[1] - first)
         return Peeked(buffers, rest, is_complete)
+
+    def _is_closed(self, queue: PopQueue | None, ask: Ask, now_ms: int) -> bool:
+        """True if a POP must skip a queue for now; None is one that the group has yet to pop."""
+        if queue is None:
+            return False
+        return is_locked(queue, ask, now_ms) or self.threshold.is_full(queue)
 
     def _queue(self, target: PopTarget, source: PopSource, init_mode: int) -> PopQueue:
         group = target.wanted.group

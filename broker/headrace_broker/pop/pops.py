@@ -46,7 +46,8 @@ class Pops:
     ordered_changes: the number of changes of batches since the start.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, tick_ms: int) -> None:
+        """tick_ms: see ``DueTimes``."""
         self._log = log
         self._queues: dict[QueueName, PopQueue] = {}
         self._by_number: dict[int, PopQueue] = {}
@@ -54,7 +55,8 @@ class Pops:
         self._of_topics: dict[tuple[str, str], dict[PopQueue, None]] = {}
         self._last_number = 0
         self._changed: dict[PopQueue, None] = {}
-        self.due = DueTimes()
+        self._resumed: dict[PopQueue, None] = {}
+        self.due = DueTimes(tick_ms)
         self.out_count = 0
         self.ordered_changes = 0
 
@@ -68,6 +70,16 @@ class Pops:
     def queues_of(self, group: str, topic: str) -> list[PopQueue]:
         """All queues of a topic that a group pops."""
         return list(self._of_topics.get((group, topic), ()))
+
+    def count_out(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The number of a queue's messages that a group has out; None if it does not pop it."""
+        queue = self.find(group, topic, queue_id)
+        return None if queue is None else queue.out_count
+
+    def take_resumed(self) -> Iterable[PopQueue]:
+        """The queues whose ``resumes_at`` was reached since the last call."""
+        resumed, self._resumed = self._resumed, {}
+        return resumed
 
     def take_changed(self) -> Iterable[PopQueue]:
         """The queues whose settled offset may have changed since the last call."""
@@ -289,7 +301,7 @@ class Pops:
         checkpoint.queue.add(checkpoint)
         if not checkpoint.is_done:
             self.due.add(checkpoint, checkpoint.due_ms)
-        self.out_count += checkpoint.bits.bit_count()
+        self._count(checkpoint.queue, checkpoint.bits.bit_count())
 
     def _note_settled(self, kind: Kind, checkpoint: Checkpoint, bits: int, *more: int) -> None:
         self._settle(checkpoint, bits)
@@ -300,11 +312,19 @@ class Pops:
     def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
         bits &= checkpoint.bits
         checkpoint.settled |= bits
-        self.out_count -= bits.bit_count()
+        self._count(checkpoint.queue, -bits.bit_count())
         if checkpoint.is_done:
             self.due.remove(checkpoint)
             if not checkpoint.is_named:
                 self._remove(checkpoint)
+
+    def _count(self, queue: PopQueue, change: int) -> None:
+        self.out_count += change
+        queue.out_count += change
+        if queue.out_count <= queue.resumes_at:
+            queue.resumes_at = -1
+            self._resumed[queue] = None
+            self.due.on_earlier()
 
     def _name_as(self, checkpoint: Checkpoint, named: int) -> None:
         checkpoint.queue.name_as(checkpoint, named)

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.core import Tables
     from headrace_broker.inner.writer import InnerWriter
-    from headrace_broker.pop.pop_queue import Checkpoint
+    from headrace_broker.pop.pop_queue import Checkpoint, PopQueue
     from headrace_broker.pop.pops import Pops
     from headrace_broker.pop.progress import PopProgress
+    from headrace_broker.pop.threshold import Threshold
     from headrace_broker.queue_directory import QueueDirectory
     from headrace_broker.store.message_store import MessageStore
     from headrace_protocol.bodies import TopicConfig
@@ -93,6 +94,7 @@ class Revive:
         pops: Pops,
         progress: PopProgress,
         long_polling: LongPolling,
+        threshold: Threshold,
     ) -> None:
         self._config = config
         self._store = store
@@ -102,6 +104,7 @@ class Revive:
         self._pops = pops
         self._progress = progress
         self._long_polling = long_polling
+        self._threshold = threshold
         self._asked = trio.Event()
         pops.due.on_earlier = self._ask
         self.revived = self.buried = self.given_up = 0
@@ -124,7 +127,9 @@ class Revive:
         return min(max(due_ms - self._store.clock.now_ms(), 0) / 1000, _LOOK_S)
 
     async def revive_due(self) -> None:
-        """Store again what is due now."""
+        """Store again what is due now, and retry requests at queues that were full."""
+        for queue in self._threshold.resumed():
+            self._wake(queue)
         due = self._pops.due.take(self._store.clock.now_ms())
         # What a failure or a cancellation leaves is due again.
         rest = dict.fromkeys(due)
@@ -139,7 +144,8 @@ class Revive:
 
     async def _revive(self, checkpoint: Checkpoint) -> None:
         if isinstance(checkpoint, OrderedBatch):
-            self._unlock(checkpoint)
+            # Its lock has ended: its messages come again in place.
+            self._wake(checkpoint.queue)
             return
         topics_before = self._topics.change_count
         messages, problem = await self._to_store(checkpoint)
@@ -159,9 +165,9 @@ class Revive:
         if problem is not None and not checkpoint.is_done:
             self._note_failure(checkpoint, problem)
 
-    def _unlock(self, batch: OrderedBatch) -> None:
-        """Retry requests at a queue whose lock has ended: its messages come again in place."""
-        _, topic, queue_id = batch.queue.name
+    def _wake(self, popped: PopQueue) -> None:
+        """Retry the requests that wait at a queue."""
+        _, topic, queue_id = popped.name
         if (queue := self._store.find_queue(topic, queue_id)) is not None:
             self._long_polling.arrived([queue])
 

@@ -106,7 +106,7 @@ _WITHOUT_EFFECT = """
     enableLmqQuota enableLmqStats enableLogConsumeQueueRepeatedlyBuildWhenRecover
     enableMessageStoreMetrics enableMixedMessageType enableNetWorkFlowControl
     enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
-    enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePopMetrics
+    enablePopBufferMerge enablePopLog enablePopMetrics
     enableReconnectForGoAway enableRegisterProducer enableRemoteEscape enableRemotingMetrics
     enableRequestMetrics enableRocksDBLog enableRunningFlagsInFlush
     enableScheduleAsyncDeliver enableScheduleMessageStats enableShutdownGracefully
@@ -148,7 +148,7 @@ _WITHOUT_EFFECT = """
     osPageCacheBusyTimeOutMills persistConsumerOffsetIncrementally popCkMaxBufferSize
     popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
     popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
-    popFromRetryProbabilityForPriority popInflightMessageThreshold
+    popFromRetryProbabilityForPriority
     popLongPollingForceNotifyInterval popPollingMapExpireTimeSeconds popPollingMapSize
     popReviveConcurrency
     popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent preferredLeaderId printChannelGroups
@@ -161,7 +161,7 @@ _WITHOUT_EFFECT = """
     recordGetMessageResult recoverConcurrently
     recoverThreadPoolNums redeleteHangedFileInterval regionId registerBrokerTimeoutMills
     rejectPullConsumerEnable replicasPerDiskPartition
-    replyThreadPoolQueueCapacity reviveAckWaitMs reviveInterval
+    replyThreadPoolQueueCapacity reviveAckWaitMs
     reviveMaxSlow reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable
     rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold
     sampleCountThreshold sampleSteps scheduleAsyncDeliverMaxPendingLimit

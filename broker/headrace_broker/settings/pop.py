@@ -20,6 +20,20 @@ class PopFields(BaseModel):
     max_pop_polling_size: int = setting(
         100_000, "Maximum number of waiting POP requests.", reloadable=True, ge=0, le=10_000_000
     )
+    enable_pop_message_threshold: bool = setting(
+        False,
+        "Stop POPs of a queue while a group has more than popInflightMessageThreshold of its "
+        "messages out.",
+        reloadable=True,
+    )
+    pop_inflight_message_threshold: int = setting(
+        10_000,
+        "Maximum number of messages of one queue that a group has out before its POPs get no more "
+        "of it, with enablePopMessageThreshold.",
+        reloadable=True,
+        ge=0,
+        le=2**31 - 1,
+    )
     pop_from_retry_probability: int = setting(
         20,
         "Share of POP requests that look for messages to retry first; all others look last.",
@@ -27,6 +41,14 @@ class PopFields(BaseModel):
         reloadable=True,
         ge=0,
         le=100,
+    )
+    revive_interval: int = setting(
+        20,
+        "Step of the times at which unacknowledged messages become visible again: each waits for "
+        "the end of its step. Apache's default is 1000.",
+        unit="ms",
+        ge=1,
+        le=60_000,
     )
     pop_revive_max_attempt_times: int = setting(
         16,

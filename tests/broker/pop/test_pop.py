@@ -7,6 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import structlog
+import trio
+import trio.testing
 
 from headrace_broker.pop import reading
 from headrace_broker.pop.targets import PopTargets, Wanted
@@ -18,9 +21,10 @@ from headrace_protocol.headers import UnregisterClientHeader
 from headrace_protocol.message import decode_records
 from headrace_protocol.pop.headers import NotificationHeader, PeekMessageHeader, PollingInfoHeader
 from headrace_protocol.serving import Request
+from headrace_protocol.waiting import at_once
 from tests.support.broker import broker_config
 from tests.support.channel import MemoryChannel
-from tests.support.pop_broker import PopBroker, answers, bodies, messages_of
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker, answers, bodies, messages_of
 from tests.support.stores import put
 from tests.support.wire import pull_header
 
@@ -326,6 +330,74 @@ async def test_a_pop_waits_no_more_where_its_topic_has_no_queue(broker: PopBroke
     broker.store_message("T", 1)
     waiting = [broker.store.queue("T", queue_id).waiting for queue_id in (0, 1)]
     assert [bool(each) for each in waiting] == [True, False]
+
+
+# -- a threshold ------------------------------------------------------------------------------
+
+
+def limited(folder: Path) -> PopBroker:
+    """A broker whose group gets no more of a queue while over two of its messages are out."""
+    settings = {"enable_pop_message_threshold": True, "pop_inflight_message_threshold": 2}
+    broker = PopBroker(folder, broker_config(folder, **settings))
+    for number in range(8):
+        broker.store_message("T", 0, b"%d" % number)
+    return broker
+
+
+def test_a_group_with_too_much_out_gets_no_more_of_a_queue(tmp_path: Path) -> None:
+    broker = limited(tmp_path)
+    taken = broker.taken(max_msg_nums=2) + broker.taken(max_msg_nums=3)
+    assert len(taken) == 5
+    look = NotificationHeader(consumer_group="g", topic="T", queue_id=-1, poll_time=0, born_time=0)
+    for _, handle in taken[:3]:
+        assert broker.taken() == []
+        assert broker.ask(RequestCode.NOTIFICATION, look).command.ext()["hasMsg"] == "false"
+        broker.ack(handle)
+    assert broker.ask(RequestCode.NOTIFICATION, look).command.ext()["hasMsg"] == "true"
+    broker.store_message("T", 1, b"of another queue")
+    assert len(broker.taken(consumer_group="h")) == 9
+    assert bodies(broker.taken()) == [b"5", b"6", b"7", b"of another queue"]
+
+
+@pytest.mark.parametrize("end", ["ack", "time", "reset", "delete"])
+async def test_a_pop_that_waits_gets_messages_once_fewer_are_out(tmp_path: Path, end: str) -> None:
+    broker = limited(tmp_path)
+    taken = broker.taken(max_msg_nums=3)
+    revive = broker.pop_parts.revive
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(revive.run)
+            channel = broker.hold(queue_id=0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (broker.taken(), answers(channel)) == ([], [])
+            if end == "ack":
+                broker.ack(taken[0][1])
+            elif end == "time":
+                broker.clock.ms += INVISIBLE_MS
+                await revive.revive_due()
+            elif end == "reset":
+                broker.offsets.reset("g", "T", 0, 5)
+            else:
+                at_once(broker.offsets.delete_group("g"))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    (answer,) = answers(channel)
+    first = {"ack": 3, "time": 3, "reset": 5, "delete": 0}[end]
+    assert bodies(messages_of(answer))[-1] == b"7"
+    assert b"%d" % first in bodies(messages_of(answer))
+    begun, ended = (each["event"] for each in logs if "POP of" in each["event"])
+    assert begun == (
+        "POP of T queue 0 for group g is unavailable, retrying: "
+        "3 messages are not acknowledged, popInflightMessageThreshold=2"
+    )
+    assert ended.startswith("POP of T queue 0 for group g is available again")
+
+
+def test_an_orderly_batch_over_the_threshold_comes_again(tmp_path: Path) -> None:
+    broker = limited(tmp_path)
+    assert len(broker.taken(order=True, max_msg_nums=3)) == 3
+    broker.clock.ms += INVISIBLE_MS
+    assert bodies(broker.taken(order=True, max_msg_nums=3)) == [b"0", b"1", b"2"]
 
 
 # -- looks ------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_a_start_has_little_to_read(tmp_path: Path) -> None:
     log = PopLog(tmp_path, Files(), lambda: ends[0], FILE_BYTES)
     log.write_out()
     assert not list(tmp_path.iterdir())
-    Pops(log).open("g", "T", 0, 0)
+    Pops(log, 20).open("g", "T", 0, 0)
     log.write_out()
     written = []
     for end in (1 << 20, 64 << 20, 65 << 20):
@@ -200,7 +200,7 @@ def test_a_file_that_is_not_of_the_log_is_refused(tmp_path: Path, broker: PopBro
 
 def new_log(folder: Path, files: Files | None = None) -> tuple[PopLog, Pops]:
     log = PopLog(folder, files or Files(), lambda: 0, FILE_BYTES)
-    return log, Pops(log)
+    return log, Pops(log, 20)
 
 
 def replayed(folder: Path) -> Pops:
@@ -261,7 +261,7 @@ def test_starts_keep_what_exceeds_a_file(tmp_path: Path) -> None:
     count = 5_000
     for life in range(4):
         log = PopLog(tmp_path / "pop", Files(), lambda: 0, 1 << 16)
-        pops = Pops(log)
+        pops = Pops(log, 20)
         for event in log.read():
             pops.replay(event, 1 << 60)
         assert pops.out_count == (count if life else 0)
@@ -353,7 +353,7 @@ def several_files(folder: Path) -> Path:
     """What is out of two queues, in three files; returns the newest, where much is acked."""
     folder.mkdir()
     log = PopLog(folder, Files(), lambda: 0, 4096)
-    pops = Pops(log)
+    pops = Pops(log, 20)
     queues = [pops.open("g", "T", queue_id, 0) for queue_id in range(2)]
     while len(names(folder)) < 3:
         for queue in queues:
@@ -379,6 +379,8 @@ def started(folder: Path, files: Files) -> None:
 
 
 def state_of(pops: Pops) -> dict[QueueName, tuple[int, list[tuple[int, ...]]]]:
+    for queue in pops:
+        assert queue.out_count == sum(each.bits.bit_count() for each in queue)
     return {
         queue.name: (queue.next_offset, [(*each.key, each.settled) for each in queue])
         for queue in pops

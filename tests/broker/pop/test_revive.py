@@ -51,6 +51,17 @@ def test_a_message_comes_again_when_its_time_is_over_and_not_before(broker: PopB
     assert broker.progress() == 2
 
 
+def test_messages_come_again_at_the_end_of_their_step(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, revive_interval=5000))
+    take(broker, b"a")
+    due_ms = broker.clock.ms + INVISIBLE_MS
+    broker.clock.ms = due_ms + -due_ms % 5000 - 1
+    wait(broker, 0)
+    assert broker.taken() == []
+    wait(broker, 1)
+    assert bodies(broker.taken()) == [b"a"]
+
+
 def test_what_is_acked_does_not_come_again(broker: PopBroker) -> None:
     first, second, third = take(broker, b"a", b"b", b"c")
     broker.ack(second)
