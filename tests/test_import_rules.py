@@ -194,6 +194,7 @@ MAY_IMPORT = {
         "headrace_broker.core",
         "headrace_broker.inner",
         "headrace_broker.message_demands",
+        "headrace_broker.metrics.table",
         "headrace_broker.statistics",
     },
     "headrace_broker.schedule": INNER

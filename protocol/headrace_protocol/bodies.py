@@ -464,12 +464,14 @@ class OffsetWrapper(Body):
     broker_offset: max offset of the queue.
     last_timestamp: store time of the last consumed message, in ms.
     missing_count: offsets without a message from the consumed one on, if a compaction left such.
+    out_count: messages that are out, if the group pops the queue.
     """
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
     last_timestamp: Int64 = 0
     missing_count: Int64 | None = None
+    out_count: Int64 | None = None
     pull_offset: Int64 = 0
 
 

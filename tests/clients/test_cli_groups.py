@@ -205,6 +205,19 @@ def fill(mq: Embedded, topic: str, messages: int) -> None:
             producer.send_many(bodies, topic=topic, queue=queue)
 
 
+@pytest.mark.slow
+def test_lag_shows_what_is_taken_out(mq: Embedded, topic: str) -> None:
+    group = f"group_{topic}"
+    fill(mq, topic, 2)
+    lag = ("group", "lag", group, "--topic", topic)
+    with blocking.SimpleConsumer(group, topic, nameserver=mq.nameserver) as consumer:
+        messages = consumer.receive(max=4)
+        consumer.ack(messages[1:])
+        rows = succeed(*lag, "--json").json()
+        assert sum(row["out"] for row in rows) == 1
+        assert succeed(*lag).stderr.endswith(", 1 of it taken out\n")
+
+
 def positions(group: str, topic: str) -> dict[int, int]:
     rows = succeed("group", "lag", group, "--topic", topic, "--json").json()
     return {row["queue"]: row["committed_offset"] for row in rows}

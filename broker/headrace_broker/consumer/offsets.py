@@ -170,7 +170,8 @@ class ConsumerOffsets:
     is_ours: False if another broker had written the file last, at the start. on_moved: called when
     anybody but ``settle`` changes an offset. before_save: awaited before what changed is saved;
     returns why it can't be. None while no group pops. save_problem: the same for a save that waits
-    for nothing, when all else is on disk.
+    for nothing, when all else is on disk. count_out: the number of messages that a group has taken
+    out of a queue and not acknowledged; None if it does not pop the queue.
     """
 
     def __init__(self, file: ConfigFile, now_ms: NowMs, budget: HostBudget | None = None) -> None:
@@ -201,6 +202,7 @@ class ConsumerOffsets:
         self.on_moved: OnMoved | None = None
         self.before_save: Callable[[], Awaitable[OSError | None]] | None = None
         self.save_problem: Callable[[], OSError | None] = lambda: None
+        self.count_out: Callable[[str, str, int], int | None] = lambda *_: None
         self._is_running = False
         self._is_awaited = trio.Event()
         self._waiting: list[Callable[[Exception | None], None]] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace_broker.metrics.table import (
     CONSUMERS,
+    INFLIGHT,
     LAG_LATENCY,
     LAG_MESSAGES,
     OMITTED,
@@ -111,17 +112,22 @@ class GroupMetrics:
         is_in_log = config is None or not is_compacted(config)
         look = self._look if is_in_log else self._look_at_compacted
         lag, first, is_known = 0, _NOTHING, True
+        outs: list[int] = []
         for queue_id in range(config.read_queue_nums if config else 0):
             if not queue_id % _AT_ONCE:
                 await take_break()
             count, found = await look(samples, topic, group, queue_id)
             lag += count
+            if (out := self._offsets.count_out(group, topic, queue_id)) is not None:
+                outs.append(out)
             is_known &= found != _UNKNOWN
             if found >= 0:
                 first = min(found, first) if first >= 0 else found
         stored_ms = (await self._stored_ms(samples, first)) if is_in_log else first
         labels = group, topic, *_flags(self._topics, topic)
         samples.add(LAG_MESSAGES, lag, *labels)
+        if outs:
+            samples.add(INFLIGHT, sum(outs), *labels)
         if not is_known or stored_ms == _UNKNOWN:
             return False
         age_ms = self._store.clock.now_ms() - stored_ms if stored_ms >= 0 else 0

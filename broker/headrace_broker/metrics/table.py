@@ -25,6 +25,12 @@ LAG_LATENCY = Metric(
     "Age in ms of the oldest message that the group has yet to consume",
     _GROUP,
 )
+INFLIGHT = Metric(
+    "rocketmq_consumer_inflight_messages",
+    "gauge",
+    "Messages that the group has popped and not acknowledged",
+    _GROUP,
+)
 CONSUMERS = Metric(
     "rocketmq_consumer_connections", "gauge", "Connected members", ("consumer_group",)
 )
@@ -199,6 +205,19 @@ COMPACTION_WRITTEN = Metric(
 REPLIES = Metric(
     "headrace_replies_total", "counter", "Replies to requests between clients", ("outcome",)
 )
+POPS_OUT = Metric(
+    "headrace_popped_messages", "gauge", "Messages that are popped and not acknowledged"
+)
+POPS_ACKED = Metric(
+    "headrace_pop_acked_messages_total", "counter", "Messages that were popped and acknowledged"
+)
+POPS_EXPIRED = Metric(
+    "headrace_pop_expired_messages_total",
+    "counter",
+    "Messages that were not acknowledged in time, by what became of them: retry, dead or given_up",
+    ("outcome",),
+)
+HELD_POPS = Metric("headrace_held_pops", "gauge", "POPs and NOTIFICATIONs among the held pulls")
 STATIC_LED = Metric(
     "headrace_static_queues_led", "gauge", "Queues of static topics that this broker leads"
 )
@@ -223,6 +242,7 @@ BROKER_METRICS = (
     BYTES_OUT,
     LAG_MESSAGES,
     LAG_LATENCY,
+    INFLIGHT,
     CONSUMERS,
     PRODUCERS,
     TOPICS,
@@ -256,6 +276,10 @@ BROKER_METRICS = (
     COMPACTION_DROPPED,
     COMPACTION_WRITTEN,
     REPLIES,
+    POPS_OUT,
+    POPS_ACKED,
+    POPS_EXPIRED,
+    HELD_POPS,
     STATIC_LED,
     STATIC_READS,
     STATIC_BYTES,

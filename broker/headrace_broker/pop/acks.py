@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class AckProcessor:
-    """Serves what members say about messages that are out."""
+    """Serves what members say about messages that are out. acked: a count since the start."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class AckProcessor:
         self._directory = directory
         self._pops = pops
         self._progress = progress
+        self.acked = 0
 
     def functions(self) -> dict[int, RequestFunction]:
         """The function that serves each code."""
@@ -122,6 +123,7 @@ class AckProcessor:
         )
 
     def _settle(self, checkpoint: Checkpoint, bits: int) -> None:
+        self.acked += bits.bit_count()
         if isinstance(checkpoint, OrderedBatch):
             self._pops.settle_in_order(checkpoint, bits)
         else:

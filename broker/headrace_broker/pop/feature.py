@@ -14,6 +14,7 @@ from headrace_protocol.codes import RequestCode
 if TYPE_CHECKING:
     from headrace_broker.core import Core
     from headrace_broker.pop.parts import PopParts
+    from headrace_daemon.metrics.samples import Samples
     from headrace_protocol.serving import Registry, Reply, Request, Work
 
 FOLDER: Final = "pop"
@@ -36,6 +37,7 @@ def build(core: Core) -> Feature:
     return Feature(
         processors=(pop,),
         services=(Service(pop.run, pop.load, finish=pop.finish),),
+        collectors=core.collectors(lambda: pop.collect),
         runtime_info=(pop.runtime_info,),
     )
 
@@ -90,6 +92,11 @@ class Pop:
         """Bring everything to disk. Raises OSError."""
         if self.parts is not None:
             self.parts.finish()
+
+    async def collect(self, samples: Samples) -> None:
+        """See ``Collect``; nothing before the first POP."""
+        if self.parts is not None:
+            self.parts.collect(samples)
 
     def runtime_info(self) -> dict[str, str]:
         """The counts, for GET_BROKER_RUNTIME_INFO."""

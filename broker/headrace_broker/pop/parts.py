@@ -27,8 +27,10 @@ from headrace_protocol.system_topics import revive_log_topic
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headrace_broker.consumer.offsets import ConsumerOffsets
     from headrace_broker.core import Core
-    from headrace_protocol.serving import Registry, RequestFunction
+    from headrace_daemon.metrics.samples import Samples
+    from headrace_protocol.serving import Registry
 
 logger = structlog.get_logger("headrace.broker")
 
@@ -62,7 +64,7 @@ class PopParts:
         targets = PopTargets(config, tables, core.directory)
         popping = Popping(config, store, tables.offsets, self.pops, core.statistics)
         long_polling = core.clients.long_polling
-        pops = PopProcessor(
+        self._processor = PopProcessor(
             registry,
             config,
             core.rights.access,
@@ -73,7 +75,9 @@ class PopParts:
             popping,
             self.progress,
         )
-        acks = AckProcessor(config, store, tables.topics, core.directory, self.pops, self.progress)
+        self._acks = AckProcessor(
+            config, store, tables.topics, core.directory, self.pops, self.progress
+        )
         self.revive = Revive(
             config,
             store,
@@ -89,11 +93,15 @@ class PopParts:
             store, tables, config.broker_cluster_name, self.pops, self.progress
         )
         self.peer_forms = PeerForms(config, store, core.messages, self.pops, self.progress)
-        self.functions: dict[int, RequestFunction] = {**pops.functions(), **acks.functions()}
-        tables.offsets.on_moved = self._moved
-        tables.offsets.before_save = self.progress.bring_to_disk
-        tables.offsets.save_problem = self.progress.save_problem
+        self.functions = self._processor.functions() | self._acks.functions()
+        self._connect(tables.offsets)
         core.serving.frames.add_turn_end(self.progress.end_turn)
+
+    def _connect(self, offsets: ConsumerOffsets) -> None:
+        offsets.on_moved = self._moved
+        offsets.before_save = self.progress.bring_to_disk
+        offsets.save_problem = self.progress.save_problem
+        offsets.count_out = self.pops.count_out
 
     def _moved(self, group: str, topic: str, queue_id: int | None, offset: int | None) -> None:
         """Follow a group's offset that something else has moved or deleted."""
@@ -134,6 +142,18 @@ class PopParts:
         except OSError as error:
             # This broker reads its own log.
             logger.error("orderly pops not saved for another broker", reason=str(error))
+
+    def collect(self, samples: Samples) -> None:
+        """Add what is out, what became of it, and what waits."""
+        from headrace_broker.metrics import table
+
+        revive = self.revive
+        samples.add(table.POPS_OUT, self.pops.out_count)
+        samples.add(table.POPS_ACKED, self._acks.acked)
+        samples.add(table.POPS_EXPIRED, revive.revived, "retry")
+        samples.add(table.POPS_EXPIRED, revive.buried, "dead")
+        samples.add(table.POPS_EXPIRED, revive.given_up, "given_up")
+        samples.add(table.HELD_POPS, self._processor.held_count)
 
     def runtime_info(self) -> dict[str, str]:
         """The counts, for GET_BROKER_RUNTIME_INFO."""

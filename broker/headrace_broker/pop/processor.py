@@ -117,7 +117,10 @@ class _HeldPop(JudgedRequest):
 
 
 class PopProcessor:
-    """Serves POPs, and waits for messages. access: judges held ones again."""
+    """Serves POPs, and waits for messages. access: judges held ones again.
+
+    held_count: the number of requests that wait.
+    """
 
     def __init__(
         self,
@@ -140,9 +143,9 @@ class PopProcessor:
         self.targets = targets
         self._popping = popping
         self.progress = progress
-        # Requests that wait, by group, topic and queue, and all of them.
+        # Requests that wait, by group, topic and queue.
         self._held: Counter[tuple[str, str, int]] = Counter()
-        self._held_count = 0
+        self.held_count = 0
 
     def functions(self) -> dict[int, RequestFunction]:
         """The function that serves each code."""
@@ -234,7 +237,7 @@ class PopProcessor:
 
     def _is_full(self, wanted: Wanted) -> bool:
         return (
-            self._held_count >= self._config.max_pop_polling_size
+            self.held_count >= self._config.max_pop_polling_size
             or self._held[wanted[:3]] >= self._config.pop_polling_size
         )
 
@@ -244,12 +247,12 @@ class PopProcessor:
         self.long_polling.hold(held, target.queues, wait_ms / 1000)
         if self.long_polling.held_count > before:
             self._held[target.wanted[:3]] += 1
-            self._held_count += 1
+            self.held_count += 1
 
     def released(self, held: _HeldPop) -> None:
         """Note that a held request no longer waits."""
         name = held.wanted[:3]
-        self._held_count -= 1
+        self.held_count -= 1
         self._held[name] -= 1
         if not self._held[name]:
             del self._held[name]

@@ -214,7 +214,7 @@ class AdminGroupsProcessor:
     async def broker_consume_stats(self, request: Request) -> Reply:
         """GET_BROKER_CONSUME_STATS: positions of all groups, by group and topic."""
         is_ordered = request.header(GetBrokerConsumeStatsHeader).is_order
-        found, total = [], 0
+        found, total, out = [], 0, 0
         groups = sorted(each.group_name for each in self._groups.all())
         for group in await visible_groups(request, groups, str):
             stats = []
@@ -223,13 +223,14 @@ class AdminGroupsProcessor:
                 if topic is not None and topic.order is is_ordered:
                     rows = await self._rows_of(group, topic)
                     total += sum(each.broker_offset - each.consumer_offset for _, each in rows)
+                    out += sum(each.out_count or 0 for _, each in rows)
                     rate = float(self._statistics.group_rate(group, name))
                     table = await fastjson.dumps_sliced(drained(rows))
                     stats.append({"consumeTps": rate, "offsetTable": table})
             if stats:
                 found.append({group: stats})
             await take_break()
-        body = {"consumeStatsList": found, "totalDiff": total, "totalInflightDiff": 0}
+        body = {"consumeStatsList": found, "totalDiff": total, "totalInflightDiff": out}
         return Reply(body=fastjson.dumps_parts(body))
 
     async def _rows_of(
@@ -255,12 +256,16 @@ class AdminGroupsProcessor:
             return None
         consumed = self._offsets.query(group, name, queue_id)
         missing_count = place.source.missing_from(max(consumed or 0, 0))
+        out_count = self._offsets.count_out(group, name, queue_id)
+        pulled = max(consumed or 0, self._offsets.query_pull(group, name, queue_id) or 0)
         return self._queue_key(name, queue_id), OffsetWrapper(
             broker_offset=place.source.max_offset(),
             consumer_offset=place.no_position if consumed is None else consumed,
-            pull_offset=self._offsets.query_pull(group, name, queue_id) or 0,
+            # Clients of Apache RocketMQ show how far it is ahead of the consumer's offset.
+            pull_offset=pulled + (out_count or 0),
             last_timestamp=place.source.store_time_at((consumed or 0) - 1) or 0,
             missing_count=missing_count or None,
+            out_count=out_count,
         )
 
     async def groups_of_topic(self, request: Request) -> Reply:

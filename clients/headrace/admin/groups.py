@@ -72,6 +72,8 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
     committed_offset: -1 if the group has committed nothing there. last_timestamp_ms: store time of
     the last consumed message; 0 if unknown. missing: number of offsets after the committed one
     without a message: those of a static topic's queue may jump, those of a compacted one have gaps.
+    out: number of messages that members have taken out and not acknowledged, which the lag counts
+    too; None if the group does not pop the queue, or another broker does not say.
     """
 
     queue: MessageQueue
@@ -79,6 +81,7 @@ class QueueLag(msgspec.Struct, frozen=True, order=True):
     max_offset: int
     last_timestamp_ms: int
     missing: int = 0
+    out: int | None = None
 
     @property
     def lag(self) -> int:
@@ -209,6 +212,7 @@ class GroupAdmin(ChainAdmin):
                 offset.broker_offset,
                 offset.last_timestamp,
                 offset.missing_count or 0,
+                offset.out_count,
             )
             for queue, offset in rows.items()
             if queue.topic not in static

@@ -31,6 +31,7 @@ from tests.broker.serving.test_monitor import ask
 from tests.support.broker import BrokerUnderTest, broker_config
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import Page, collect, parse, value, values
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker
 from tests.support.running import small_config
 from tests.support.stores import put
 from tests.support.wire import pull_header
@@ -127,6 +128,43 @@ def test_lag_of_a_group_that_has_only_pulled_begins_there(broker: BrokerUnderTes
         broker.store_message("t", 0)
     pull(broker, "g", "t", 2)
     assert behind(broker, "g") == (1, 1_000)
+
+
+def test_what_is_popped_is_counted(tmp_path: Path) -> None:
+    config = broker_config(tmp_path, monitor_port=0, pop_revive_max_attempt_times=1)
+    broker = PopBroker(tmp_path, config)
+    labels = {"consumer_group": "g", "topic": "T", "is_retry": "false", "is_system": "false"}
+    names = "headrace_popped_messages", "headrace_pop_acked_messages_total", "headrace_held_pops"
+
+    def page() -> tuple[float | None, ...]:
+        found = page_of(broker)
+        of_group = value(found, "rocketmq_consumer_inflight_messages", **labels)
+        return of_group, *(value(found, name) for name in names)
+
+    def expired(outcome: str) -> float | None:
+        return value(page_of(broker), "headrace_pop_expired_messages_total", outcome=outcome)
+
+    assert page() == (None, None, None, None)
+    for number in range(6):
+        broker.store_message("T", number % 2)
+    broker.groups.put(SubscriptionGroupConfig(group_name="h", retry_max_times=0))
+    first, second, *_ = [handle for _, handle in broker.taken()]
+    for handle in (first, first, second):
+        broker.ack(handle)
+    assert page() == (4, 4, 2, 0)
+    broker.taken(consumer_group="h", queue_id=0)
+    broker.clock.ms += INVISIBLE_MS
+    broker.revive()
+    assert page() == (0, 0, 2, 0)
+    assert (expired("retry"), expired("dead"), expired("given_up")) == (4, 3, 0)
+
+
+async def test_pops_that_wait_are_counted(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path, broker_config(tmp_path, monitor_port=0))
+    broker.hold()
+    assert value(page_of(broker), "headrace_held_pops") == 1
+    broker.long_polling.answer_all()
+    assert value(page_of(broker), "headrace_held_pops") == 0
 
 
 def test_groups_that_nothing_waits_for_have_no_lag(broker: BrokerUnderTest) -> None:
@@ -340,11 +378,16 @@ async def test_a_running_broker_serves_its_metrics(tmp_path: Path) -> None:
             "rocketmq_messages_out_total",
             "rocketmq_throughput_out_total",
             "rocketmq_consumer_connections",
+            "rocketmq_consumer_inflight_messages",
             "headrace_waiting_requests",
             "headrace_certificate_expiry_seconds",
             "headrace_quota_held_total",
             "headrace_quota_refused_total",
             "headrace_replies_total",
+            "headrace_popped_messages",
+            "headrace_pop_acked_messages_total",
+            "headrace_pop_expired_messages_total",
+            "headrace_held_pops",
             "headrace_audit_dropped_total",
             "headrace_audit_failing_seconds",
             LAG,

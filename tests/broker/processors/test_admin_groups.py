@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from headrace_protocol.admin_headers import (
     DeleteSubscriptionGroupHeader,
     GetAllSubscriptionGroupHeader,
     GetAllSubscriptionGroupResponseHeader,
+    GetBrokerConsumeStatsHeader,
     GetConsumeStatsHeader,
     GetProducerConnectionListHeader,
     QueryConsumeQueueHeader,
@@ -45,6 +47,7 @@ from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import decode_record
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
+from tests.support.pop_broker import PopBroker
 from tests.support.wire import pull_header
 
 
@@ -148,6 +151,18 @@ def test_how_far_a_group_is(broker: BrokerUnderTest, start_ms: int) -> None:
     broker.offsets.commit("g", "gone", 0, 3)
     assert stats(broker) == expected
     assert stats(broker, "gone") == {}
+
+
+def test_what_a_group_has_out(tmp_path: Path) -> None:
+    broker = PopBroker(tmp_path)
+    for _ in range(5):
+        broker.store_message("T", 0)
+    _, second, *_ = [handle for _, handle in broker.taken(queue_id=0)]
+    broker.ack(second)
+    row = stats(broker)[MessageQueue("T", "broker-a", 0)]
+    assert (row.consumer_offset, row.pull_offset, row.out_count) == (0, 4, 4)
+    header = GetBrokerConsumeStatsHeader(is_order=False)
+    assert b'"totalInflightDiff":4' in broker.ask(RequestCode.GET_BROKER_CONSUME_STATS, header).body
 
 
 def test_topics_that_a_group_has_given_up_are_left_out(

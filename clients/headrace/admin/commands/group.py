@@ -224,7 +224,9 @@ def _print_lags(
     sys.stdout.flush()
     if lags and not as_json:
         total = sum(lag.lag for lag in lags)
-        sys.stderr.write(f"total lag {total} in {counted(len(lags), 'queue')}\n")
+        outs = [lag.out for lag in lags if lag.out is not None]
+        more = f", {sum(outs)} of it taken out" if outs else ""
+        sys.stderr.write(f"total lag {total} in {counted(len(lags), 'queue')}{more}\n")
 
 
 async def _check_known(
@@ -242,6 +244,7 @@ def _lag_row(lag: QueueLag) -> dict[str, Any]:
         "committed_offset": lag.committed_offset,
         "max_offset": lag.max_offset,
         "lag": lag.lag,
+        "out": lag.out,
         "last_consumed": time_text(lag.last_timestamp_ms),
     }
 
