@@ -44,7 +44,13 @@ def test_quotas_are_set_listed_and_removed(mq: Embedded) -> None:
     assert (user["staged_bytes"], user["topics"]) == (1_500_000_000, 9)
     succeed("quota", "set", "user", "ann", "--cpu", "0.5", "--broker", user["daemon"])
     assert [row["name"] for row in succeed("quota", "list", "--json").json()][1:] == ["*", "ann"]
-    succeed("quota", "remove", "user", "ann")
+    for of, name in (("group", "ann"), ("user", "nobody")):
+        said = fail(3, "quota", "remove", of, name)
+        assert said == f"headrace: {of} {name} has no quota; see `headrace quota list`\n"
+    fail(2, "quota", "remove", "user", "ann", "--broker", "nowhere")
+    removed = succeed("quota", "remove", "user", "ann", "--broker", user["daemon"])
+    assert "user ann" in removed.stdout
+    fail(3, "quota", "remove", "user", "ann", "--broker", user["daemon"])
     for of, name in (("topic", "orders"), ("user", "*")):
         assert succeed("quota", "remove", of, name).stdout
     assert succeed("quota", "list", "--json").json() == []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from headrace.admin import options
+from headrace.admin.failures import NotFound
 from headrace.admin.output import print_record, print_rows, warned, with_problems
 from headrace.admin.running import run_admin
 from headrace_protocol.quotas import LIMITS, Quota, shown
@@ -15,6 +17,8 @@ from headrace_protocol.quotas import LIMITS, Quota, shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.admin.client import Admin
+    from headrace.admin.requests import BrokerProblem
     from headrace_protocol.quotas import Of
 
 _UNITS: Final = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -114,8 +118,18 @@ def set_quota(
 @options.answer
 def remove(of: Of, name: str, broker: str | None, nameserver: str | None, *, as_json: bool) -> None:
     """Remove the limits of a user, a topic or a group."""
-    quota = Quota(of=of, name=name)
-    run_admin(lambda admin: admin.set_quota(quota, broker=broker), nameserver)
+
+    async def run(admin: Admin) -> None:
+        unread: list[BrokerProblem] = []
+        found = await admin.quotas(problems=unread)
+        at = found if broker is None else {broker: found.get(broker, [])}
+        is_set = any((each.of, each.name) == (of, name) for each in chain(*at.values()))
+        # Otherwise the removal fails where they could not be read.
+        if not is_set and not unread and at.keys() <= found.keys():
+            raise NotFound(f"{of} {name} has no quota; see `headrace quota list`")
+        await admin.set_quota(Quota(of=of, name=name), broker=broker)
+
+    run_admin(run, nameserver)
     print_record({"removed": f"{of} {name}"}, as_json=as_json)
 
 
