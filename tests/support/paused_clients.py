@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -18,11 +19,19 @@ from headrace_protocol.drivers.login import log_in
 from headrace_protocol.drivers.response import Response
 from headrace_protocol.quotas import Of, Quota
 from headrace_protocol.rights.credentials import Credentials
+from tests.support.broker import broker_config
 from tests.support.wire import send_header
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BODY = b"x" * 10_000
 _RESTS_MAX = 400
+# Settings of a broker.
+USERS = {
+    "authentication_enabled": True,
+    "auth_requires_tls": "none",
+    "init_authentication_user": '{"username":"root","password":"a password of root"}',
+    "inner_client_authentication_credentials": '{"accessKey":"inner","secretKey":"of brokers"}',
+}
 
 
 class Client:
@@ -106,3 +115,14 @@ async def clients_of(
             nursery.start_soon(connection.run)
         yield [Client(clock, connection) for connection in connections]
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def clients(
+    folder: Path, clock: MockClock, count: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Broker, list[Client]]]:
+    """A broker that runs within the block, and its clients."""
+    network = MemoryNetwork()
+    broker = Broker(broker_config(folder, bind_address="127.0.0.1", **settings), network)
+    async with clients_of(broker, network, clock, count) as several:
+        yield broker, several

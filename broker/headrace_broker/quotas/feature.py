@@ -43,7 +43,7 @@ def build(core: Core) -> Feature:
             long_polling,
             owners,
         )
-        metering.guard(serving.registry)
+        metering.guard(serving.registry, has_rights=not core.rights.access.is_open)
         return metering
 
     def connect(metering: BrokerMetering | None) -> None:

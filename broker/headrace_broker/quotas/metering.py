@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from contextlib import suppress
 from functools import partial
 from time import thread_time
 from typing import TYPE_CHECKING, Final
@@ -18,12 +20,12 @@ from headrace_protocol.errors import RemoteProtocolError, RequestError
 from headrace_protocol.header_codecs import decode_header
 from headrace_protocol.headers import StageSendHeader
 from headrace_protocol.quotas import shown
-from headrace_protocol.rights.rules import Kind
-from headrace_protocol.rights.wanted import wanted
+from headrace_protocol.rights.rules import Action, Kind
+from headrace_protocol.rights.wanted import Wanted, wanted
 from headrace_protocol.serving import Request, check_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from headrace_broker.consumer.long_polling import LongPolling
     from headrace_broker.host_budget import Made
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from headrace_protocol.channel import Channel
     from headrace_protocol.frame import Buffer, Frame
     from headrace_protocol.quotas import Of
-    from headrace_protocol.serving import Registry
+    from headrace_protocol.serving import Registry, Reply
 
 # Names to search a request for; decoding its header takes as long as a few dozen searches.
 _SEARCHED_MAX: Final = 32
@@ -49,19 +51,20 @@ _ESCAPED: Final = re.compile(rb"\\u00[2-7]")
 # again.
 _FRAMES_AT_ONCE: Final = 256
 
+_JOIN: Final = frozenset((Action.SUB,))
 _KINDS: Final[dict[Kind, Of]] = {Kind.TOPIC: "topic", Kind.GROUP: "group"}
 
 
-def _named(request: Request) -> Iterator[tuple[Of, str]]:
+def _named(request: Request) -> Iterable[Wanted]:
     """The topics and groups that a request is about. Raises as ``wanted`` does."""
-    if request.command.code == RequestCode.HEART_BEAT:
-        # Its groups are judged one by one, so that it wants nothing as a whole.
-        check_body(request)
-        for member in HeartbeatData.decode(request.body).consumer_data_set:
-            yield "group", member.group_name
-    for each in wanted(request):
-        if each.kind in _KINDS:
-            yield _KINDS[each.kind], each.name
+    return dict.fromkeys(each for each in wanted(request) if each.kind in _KINDS)
+
+
+def _of_heartbeat(request: Request) -> Iterable[Wanted]:
+    """The groups of a heartbeat, which are judged one by one: it wants nothing as a whole."""
+    check_body(request)
+    members = HeartbeatData.decode(request.body).consumer_data_set
+    return {Wanted(Kind.GROUP, member.group_name, _JOIN) for member in members}
 
 
 class BrokerMetering(Metering):
@@ -87,10 +90,14 @@ class BrokerMetering(Metering):
         self._queries: Recent[str, set[str]] = Recent()
         # Topics and groups with limits of what their requests take.
         self._named: tuple[bytes, ...] = ()
+        # Requests to be counted for them after a read, less those that were refused for want of
+        # rights: at once, or once they had waited.
+        self._asked: Counter[Meter] = Counter()
 
     def forget(self) -> None:
         """See Metering."""
         super().forget()
+        self._asked.clear()
         self._named = tuple(
             quota.name.encode()
             for quota in self.table.all()
@@ -138,7 +145,8 @@ class BrokerMetering(Metering):
     def _serve(self, serve: Serve, channel: ServerChannel, frames: list[Frame]) -> list[Frame]:
         """Serve the first frames; those of topics and groups that owe too much are refused.
 
-        The time for all is divided among them, since they are served together.
+        Those that want rights cost them nothing. The time for all is divided among them, since they
+        are served together.
         """
         now_s = self.now_s()
         served: list[Frame] = []
@@ -155,10 +163,47 @@ class BrokerMetering(Metering):
         rest = serve(channel, served)
         each_s = (thread_time() - began) / max(1, len(served) - len(rest))
         for named in meters[: len(served) - len(rest)]:
-            for meter in named:
-                self.spend(meter, "requests", 1, now_s)
-                self.spend(meter, "cpu", each_s, now_s)
+            self._asked.update(named)
+        self._charge(each_s, now_s)
         return rest + frames[_FRAMES_AT_ONCE:]
+
+    def _charge(self, each_s: float, now_s: float) -> None:
+        """Note what was asked since the last read. each_s: time for a request."""
+        asked, self._asked = self._asked, Counter()
+        for meter, count in asked.items():
+            if count > 0:
+                self.spend(meter, "requests", count, now_s)
+                self.spend(meter, "cpu", count * each_s, now_s)
+            else:  # counted before they waited
+                meter.spend("requests", count, now_s)
+
+    def _give_back(self, request: Request, reply: Reply) -> None:
+        """Count a request less for the topics and groups to which it wants rights."""
+        if not self._named or reply.code != ResponseCode.NO_PERMISSION:
+            return
+        with suppress(RequestError, msgspec.MsgspecError):
+            is_unknown = request.subject is None
+            refused = {
+                self.meter(_KINDS[want.kind], want.name)
+                for want in _named(request)
+                if is_unknown or not request.may(want.kind, want.name, *want.actions)
+            }
+            self._asked.subtract(meter for meter in refused if meter is not None)
+
+    def _count_heartbeat(self, request: Request) -> None:
+        """Count a heartbeat for the groups that its client may join; a ``Guard`` after rights.
+
+        It is served whatever they owe, and then adds nothing to that.
+        """
+        if not self._named or not self._may_name(b"", request.body):
+            return
+        now_s = self.now_s()
+        for want in _of_heartbeat(request):
+            meter = self.meter("group", want.name)
+            if meter is None or not request.may(want.kind, want.name, *want.actions):
+                continue
+            self._used.add(meter)
+            self._asked[meter] += not meter.refuses(now_s)
 
     def _meters_of(self, channel: ServerChannel, frame: Frame) -> list[Meter]:
         """The meters of the topics and groups that a request names."""
@@ -168,12 +213,10 @@ class BrokerMetering(Metering):
             return []
         try:
             command = decode_header(serialize_type, header)
-            asked = dict.fromkeys(
-                _named(Request(channel, serialize_type, command, body, len(header)))
-            )
+            named = _named(Request(channel, serialize_type, command, body, len(header)))
         except (RemoteProtocolError, RequestError, msgspec.MsgspecError, ValueError):
             return []  # whoever serves it finds it malformed
-        meters = (self.meter(of, name) for of, name in asked)
+        meters = dict.fromkeys(self.meter(_KINDS[each.kind], each.name) for each in named)
         return [meter for meter in meters if meter is not None]
 
     def _may_name(self, header: bytes, body: Buffer) -> bool:
@@ -212,9 +255,15 @@ class BrokerMetering(Metering):
                 "the quota raised",
             )
 
-    def guard(self, registry: Registry) -> None:
-        """Have staged writes checked."""
+    def guard(self, registry: Registry, *, has_rights: bool) -> None:
+        """Have staged writes checked and heartbeats counted, once their rights are judged.
+
+        has_rights: whether requests may be refused for want of rights.
+        """
         registry.guard(self._check_staged, {RequestCode.STAGE_SEND})
+        registry.guard(self._count_heartbeat, {RequestCode.HEART_BEAT})
+        if has_rights:
+            registry.on_refused.append(self._give_back)
 
     def _check_staged(self, request: Request) -> None:
         """Raise RequestError if a user would have too many bytes staged; a ``Guard``."""

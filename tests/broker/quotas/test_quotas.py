@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +14,6 @@ from trio.testing import MockClock
 
 from headrace_broker.quotas.metering import BrokerMetering
 from headrace_broker.quotas.owners import Owners
-from headrace_broker.server import Broker
-from headrace_daemon.network import MemoryNetwork
 from headrace_daemon.quotas.table import QuotaTable
 from headrace_daemon.serving.server_channel import ServerChannel
 from headrace_protocol.bodies import GetConsumerListByGroupResponseBody
@@ -31,26 +27,18 @@ from headrace_protocol.nameserver_headers import GetRouteInfoHeader
 from headrace_protocol.pop.batch_ack import BatchAck, BatchAckBody
 from headrace_protocol.pop.handle import Handle, TopicKind
 from headrace_protocol.quotas import Of, Quota, QuotaList
+from headrace_protocol.rights.auth_requests import UserHeader, UserInfo
 from headrace_protocol.rights.credentials import Credentials
-from tests.support.broker import BrokerUnderTest, broker_config, heartbeat
+from headrace_protocol.serving import LARGE_BODY_BYTES
+from tests.support.broker import BrokerUnderTest, heartbeat
 from tests.support.channel import MemoryChannel
 from tests.support.metrics import parse, values
-from tests.support.paused_clients import Client, clients_of, codes, quota
-from tests.support.wire import pull_header
+from tests.support.paused_clients import SEND, USERS, clients, codes, quota
+from tests.support.wire import pull_header, send_header
 
 PULL = RequestCode.PULL_MESSAGE
 ASKED = pull_header(topic="T", consumer_group="g")
 HELD, REFUSED = "headrace_quota_held_total", "headrace_quota_refused_total"
-
-
-@asynccontextmanager
-async def clients(
-    folder: Path, clock: MockClock, count: int = 1, **settings: Any
-) -> AsyncIterator[tuple[Broker, list[Client]]]:
-    network = MemoryNetwork()
-    broker = Broker(broker_config(folder, bind_address="127.0.0.1", **settings), network)
-    async with clients_of(broker, network, clock, count) as several:
-        yield broker, several
 
 
 async def test_a_client_at_its_rate_is_not_read(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -140,6 +128,46 @@ async def test_requests_about_a_topic_or_a_group_have_rates(
         while answered < 100 and await client.begin(PULL, ASKED):
             answered += 1
         assert 0 < answered < 100
+
+
+STRANGERS: dict[str, tuple[Credentials | None, bool]] = {
+    "nobody": (None, False),
+    "a wrong secret": (Credentials("mallory", "guessed"), False),
+    "a session": (Credentials("mallory", "a password"), True),
+    "signatures": (Credentials("mallory", "a password"), False),
+}
+REQUESTS: dict[str, tuple[int, Any, bytes]] = {
+    "pull": (PULL, ASKED, b""),
+    "send": (SEND, send_header(topic="T"), b"x" * 100),
+    # A thread digests it.
+    "large send": (SEND, send_header(topic="T"), b"x" * (LARGE_BODY_BYTES + 1)),
+    "heartbeat": (RequestCode.HEART_BEAT, None, heartbeat("g", "c", "T")),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("request_name", REQUESTS)
+async def test_requests_without_rights_use_up_no_quota_of_others(
+    tmp_path: Path, mock_clock: MockClock, stranger: str, request_name: str
+) -> None:
+    settings = {**USERS, "authorization_enabled": True}
+    async with clients(tmp_path, mock_clock, 3, **settings) as (_, [root, other, member]):
+        for each in (root, member):
+            await each.become(Credentials("root", "a password of root"), by_session=True)
+        user = UserInfo(username="mallory", password="a password", user_type="Normal")
+        header = UserHeader(username="mallory")
+        created = await root.ask(RequestCode.AUTH_CREATE_USER, header, user.encode())
+        assert codes([created, *await root.send(topic="T")]) == [0, 0]
+        await root.set("topic", "T", requests=2.0)
+        await root.set("group", "g", requests=2.0)
+        credentials, by_session = STRANGERS[stranger]
+        if credentials is not None:
+            await other.become(credentials, by_session=by_session)
+        answers = [await other.ask(*REQUESTS[request_name]) for _ in range(10)]
+        assert codes(answers) == [ResponseCode.NO_PERMISSION] * 10
+        # Two are within the rate, and the client is still read for a third.
+        assert codes([await member.ask(PULL, ASKED) for _ in range(3)]) == [0] * 3
+        assert not await member.begin(PULL, ASKED)
 
 
 @pytest.mark.parametrize("of", NAMES)
@@ -285,14 +313,6 @@ async def test_a_quota_that_is_too_small_can_be_removed(
         assert answer.command.code == ResponseCode.SYSTEM_BUSY
         await admin.set("user", "*")
         assert codes(await client.begin(RequestCode.GET_BROKER_RUNTIME_INFO)) == [0]
-
-
-USERS = {
-    "authentication_enabled": True,
-    "auth_requires_tls": "none",
-    "init_authentication_user": '{"username":"root","password":"a password of root"}',
-    "inner_client_authentication_credentials": '{"accessKey":"inner","secretKey":"of brokers"}',
-}
 
 
 @pytest.mark.parametrize("by_session", [True, False])
