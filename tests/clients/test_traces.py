@@ -22,8 +22,9 @@ from headrace.config import ConnectOptions, resolve_trace
 from headrace.embedded import Embedded
 from headrace.errors import ConfigurationError, HeadraceError, RecallRejected
 from headrace.traces import PENDING_BYTES_MAX, Traces
+from headrace_daemon.network import TcpNetwork
 from headrace_protocol.codes import RequestCode, ResponseCode
-from headrace_protocol.compression import decompress
+from headrace_protocol.compression import COMPRESSED, decompress
 from headrace_protocol.serving import Reply
 from headrace_protocol.system_topics import TRACE_TOPIC
 from headrace_protocol.trace_records import (
@@ -42,6 +43,7 @@ from tests.support.cli import fail, succeed
 from tests.support.fixtures import in_memory
 from tests.support.scripted import Scripted, open_instance, producing, scripted_cluster
 from tests.support.verbs import produce
+from tests.support.wire import ask, send_header
 
 mq = pytest.fixture(in_memory)
 
@@ -448,6 +450,33 @@ async def test_traces_of_other_clients(mq: Embedded, admin: Admin) -> None:
         (2, "undecided", "asked by the broker"),
         (5, "send failed", "0 bytes to a broker in 0 ms"),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("good", "damaged", "reason"),
+    [(1, 1, "ZLIB body does not decompress"), (1001, 0, "newest 1000 messages"), (1000, 0, "")],
+)
+def test_a_trace_that_is_read_in_part_says_so(
+    monkeypatch: pytest.MonkeyPatch, good: int, damaged: int, reason: str
+) -> None:
+    command = "message", "trace", "ID", "--json"
+    with headrace.embedded() as mq:
+        monkeypatch.setenv("HEADRACE_NAMESERVER", mq.nameserver)
+        with blocking.Producer(nameserver=mq.nameserver) as producer:
+            body = encode_trace(Recall(1, "p", "T", "ID")).encode()
+            producer.send_many([Message(TRACE_TOPIC, body, key="ID")] * good)
+        header = send_header(topic=TRACE_TOPIC, sys_flag=COMPRESSED, properties="KEYS\x01ID\x02")
+        for _ in range(damaged):
+            code = RequestCode.SEND_MESSAGE_V2
+            trio.run(ask, TcpNetwork(), mq.broker, code, header, b"no zlib")
+        if reason:
+            assert reason in fail(1, *command)
+        partly = succeed(*command, "--allow-partial")
+    *rows, last = partly.json()
+    assert [row["event"] for row in rows] == ["recalled"] * (len(rows))
+    assert len(rows) == min(good, 1001) - (not reason)
+    assert (reason in partly.stderr, reason in (last.get("problem") or "")) == (True, True)
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.admin.queries import QueryAdmin
-from headrace.errors import RouteNotFound
+from headrace.admin.requests import BrokerProblem
+from headrace.errors import HeadraceError, RouteNotFound
 from headrace_protocol.compression import UNREADABLE
 from headrace_protocol.message_ids import decode_host
 from headrace_protocol.system_topics import DLQ_PREFIX, RETRY_PREFIX, TRACE_TOPIC
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.admin.queries import QueuedMessage
-    from headrace.admin.requests import BrokerProblem
     from headrace.received import ReceivedMessage
 
 # Messages of the trace topic about one message.
@@ -57,6 +58,14 @@ class TraceEvent(msgspec.Struct, frozen=True):
     waits_until_ms: int | None = None
 
 
+class UnreadTraces(HeadraceError):
+    """What clients wrote about a message is in part not read."""
+
+    def __init__(self, message_id: str, reason: str) -> None:
+        super().__init__(f"the trace of message {message_id} is only a part: {reason}")
+        self.message_id = message_id
+
+
 class TraceAdmin(QueryAdmin):
     """The method of Admin that follows a message."""
 
@@ -72,13 +81,27 @@ class TraceAdmin(QueryAdmin):
 
         topic: the message's, which a trace of its send also names. trace_topic: where its clients
         write their traces, also those of RocketMQ's Java client.
+        Raises UnreadTraces for traces that it can't read, and for more than 1,000 messages of
+        them at a broker.
         """
         reported: list[tuple[str, TraceRecord]] = []
         with suppress(RouteNotFound):
             found = await self.query_by_key(
-                trace_topic, message_id, max_count=_COUNT_MAX, problems=problems
+                trace_topic,
+                message_id,
+                max_count=_COUNT_MAX + 1,  # one more tells whether there are more
+                problems=problems,
             )
-            reported = [each for each in _reported(found) if each[1].message_id == message_id]
+            unreadable: dict[str, str] = {}
+            records = list(_reported(found, unreadable))
+            reported = [each for each in records if each[1].message_id == message_id]
+            unread = *_too_many(found), *unreadable.items()
+            masters = await self._topic_masters(trace_topic) if unread else {}
+            for broker, reason in unread:
+                error = UnreadTraces(message_id, reason)
+                if problems is None:
+                    raise error
+                problems.append(BrokerProblem(broker, masters[broker], error))
         events = list(_events(reported))
         for name in [topic] if topic else _topics(reported):
             events += await self._at_brokers(message_id, name, problems)
@@ -110,13 +133,31 @@ class TraceAdmin(QueryAdmin):
         return found
 
 
-def _reported(found: Iterable[ReceivedMessage]) -> Iterator[tuple[str, TraceRecord]]:
-    """The records of messages of the trace topic, each with its client's address."""
+def _too_many(found: Iterable[ReceivedMessage]) -> Iterator[tuple[str, str]]:
+    """The brokers that have more messages than are read, each with the reason."""
+    counts = Counter(message.queue.broker_name for message in found)
+    for broker, count in counts.items():
+        if count > _COUNT_MAX:
+            reason = f"only its newest {_COUNT_MAX} messages are read, others with --max or --until"
+            yield broker, f"{reason} of `headrace message query` in the trace topic"
+
+
+def _reported(
+    found: Iterable[ReceivedMessage], unreadable: dict[str, str]
+) -> Iterator[tuple[str, TraceRecord]]:
+    """The records of messages of the trace topic, each with its client's address.
+
+    unreadable: gets the brokers with messages that can't be read, each with its first error.
+    """
     for message in found:
-        with suppress(*UNREADABLE):
-            client = decode_host(message.stored.born_host)[0]
-            for each in decode_trace(message.body.decode(errors="replace")):
-                yield client, each
+        try:
+            body = message.body
+        except UNREADABLE as error:
+            unreadable.setdefault(message.queue.broker_name, str(error))
+            continue
+        client = decode_host(message.stored.born_host)[0]
+        for each in decode_trace(body.decode(errors="replace")):
+            yield client, each
 
 
 def _topics(reported: Iterable[tuple[str, TraceRecord]]) -> list[str]:

@@ -254,7 +254,8 @@ def trace(
     """List what happened to the message with a producer's id, oldest first.
 
     Producers and consumers tell it if they trace: with trace=True, HEADRACE_TRACE=1, or Java's
-    enableTrace. Where the message is now, also without.
+    enableTrace. Where the message is now, also without. A trace that can't be read as a whole
+    fails, unless a part is enough.
     """
     with warned_if(allow_partial) as problems:
         events = run_admin(
