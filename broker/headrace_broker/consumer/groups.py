@@ -21,6 +21,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.errors import RequestError
 from headrace_protocol.header_codecs import notice
 from headrace_protocol.headers import ConsumerGroupHeader
+from headrace_protocol.pop.handle import original_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
@@ -191,6 +192,15 @@ class ConsumerGroup:
         self.data = data
         has_other_topics = before.keys() != self.subscriptions.keys()
         return has_other_model or before != self.subscriptions, has_other_topics
+
+    def may_read(self, topic: str) -> bool:
+        """True if members have subscribed to a topic, or pop its retries with another.
+
+        Members without subscriptions choose queues themselves and may read any topic.
+        """
+        wanted = self.subscriptions
+        popped = original_topic(topic, self.data.group_name)
+        return not wanted or topic in wanted or popped in wanted
 
 
 def _newer(known: SubscriptionData | None, other: SubscriptionData) -> SubscriptionData:

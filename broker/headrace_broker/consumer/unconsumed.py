@@ -141,8 +141,7 @@ class UnconsumedOffsets:
             return True
         if members.data.message_model == BROADCASTING:
             return False
-        # Members without subscriptions choose queues themselves and may read this topic.
-        return not members.subscriptions or topic in members.subscriptions
+        return members.may_read(topic)
 
     def _lowest(self, queue_id: int) -> Generator[None, None, tuple[int, str] | None]:
         lowest = self._offline_lowest.get(queue_id)

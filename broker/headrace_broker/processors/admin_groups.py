@@ -245,7 +245,7 @@ class AdminGroupsProcessor:
     def _is_subscribed(self, group: str, topic: str) -> bool:
         """True if a group reads a topic, or its subscriptions are unknown."""
         online = self._consumers.group(group)
-        return online is None or not online.subscriptions or topic in online.subscriptions
+        return online is None or online.may_read(topic)
 
     def _positions(
         self, group: str, topic: TopicConfig, queue_id: int

@@ -82,6 +82,17 @@ def test_a_group_whose_members_want_other_topics_does_not_count(broker: BrokerUn
     assert look(broker) == {0: (5, "a")}
 
 
+@pytest.mark.parametrize("retries", ["%RETRY%a_T", "%RETRY%a+T"])
+def test_retries_of_pops_count_although_no_member_subscribes_to_them(
+    broker: BrokerUnderTest, retries: str
+) -> None:
+    broker.offsets.commit("a", retries, 0, 5)
+    channel = broker.join("a", "c", "T")
+    assert look(broker, retries) == {0: (5, "a")}
+    broker.join("a", "c", "other", channel=channel)
+    assert look(broker, retries) == {}
+
+
 def test_members_that_keep_their_offsets_themselves_do_not_count(broker: BrokerUnderTest) -> None:
     broker.offsets.commit("a", "T", 0, 5)
     data = ConsumerData(

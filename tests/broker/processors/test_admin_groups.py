@@ -47,7 +47,7 @@ from headrace_protocol.java_hash import tags_code
 from headrace_protocol.message import decode_record
 from tests.support.broker import Answer, BrokerUnderTest
 from tests.support.channel import MemoryChannel
-from tests.support.pop_broker import PopBroker
+from tests.support.pop_broker import INVISIBLE_MS, PopBroker
 from tests.support.wire import pull_header
 
 
@@ -159,10 +159,17 @@ def test_what_a_group_has_out(tmp_path: Path) -> None:
         broker.store_message("T", 0)
     _, second, *_ = [handle for _, handle in broker.taken(queue_id=0)]
     broker.ack(second)
-    row = stats(broker)[MessageQueue("T", "broker-a", 0)]
+    broker.join("g", "c", "T")
+    row = stats(broker)[queue(0, "T")]
     assert (row.consumer_offset, row.pull_offset, row.out_count) == (0, 4, 4)
     header = GetBrokerConsumeStatsHeader(is_order=False)
     assert b'"totalInflightDiff":4' in broker.ask(RequestCode.GET_BROKER_CONSUME_STATS, header).body
+    broker.clock.ms += INVISIBLE_MS
+    broker.revive()
+    broker.taken(max_msg_nums=3)
+    found = stats(broker)
+    assert found[queue(0, "T")].out_count == 0
+    assert found[queue(0, "%RETRY%g_T")].out_count == 3
 
 
 def test_topics_that_a_group_has_given_up_are_left_out(
