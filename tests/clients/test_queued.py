@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from headrace import Admin, Message, blocking
+from headrace.admin.key_query import KEY_PAGE
 from headrace.admin.queries import QueuedMessage
 from headrace.embedded import Embedded
 from headrace.errors import MalformedAnswer
@@ -101,6 +102,18 @@ async def test_the_newest_are_listed(memory: Embedded) -> None:
         assert found.message.store_timestamp_ms == times[0]
 
 
+async def test_more_than_an_answer_holds_are_found(memory: Embedded) -> None:
+    count = KEY_PAGE + 6
+    await produce(memory, 0, queues=1)
+    async with memory.producer() as producer, memory.admin() as admin:
+        for number in range(count):
+            delay = {"delay_level": 5} if number % 2 else {"delay": 90.0}
+            await producer.send(Message("T", b"%d" % number, key="k", **delay))
+        found = await queued(admin, max_count=200)
+        assert sorted(int(each.message.body) for each in found) == list(range(count))
+        assert len(await queued(admin, max_count=KEY_PAGE + 1)) == KEY_PAGE + 1
+
+
 @pytest.mark.parametrize(
     ("times", "outcome"), [(None, 0), ("7", 1), ("7,8", MalformedAnswer), ("x", MalformedAnswer)]
 )
@@ -140,5 +153,11 @@ def test_commands_say_until_when_a_message_waits(mq: Embedded, topic: str) -> No
     (both,) = [row for row in succeed(*query, "--json").json() if row["body"] == "half"]
     assert both["waits_until"] is None, "the other one waits"
     assert "no message" in fail(3, *query, "--until", "2001-01-01")
+    with blocking.Producer(nameserver=mq.nameserver) as producer:
+        producer.send(Message(topic, b"last", key="k", delay_level=6))
+    assert not succeed(*query, "--max", "2", "--json").stderr
+    newest = succeed(*query, "--max", "1", "--json")
+    assert "only the newest 1 messages that wait are listed" in newest.stderr
+    assert [row["body"] for row in newest.json()] == ["half", "last"]
     missing = fail(3, "message", "get", "0" * 32, "--topic", topic)
     assert "does not exist" in missing

@@ -115,7 +115,15 @@ class QueryAdmin(ChainAdmin):
         )
 
         async def ask(address: str) -> list[tuple[StoredMessage, int]]:
-            return await self._queued_page(address, header)
+            due_ms: dict[str, int] = {}
+
+            async def page(asked: QueryMessageHeader) -> list[StoredMessage]:
+                waiting = await self._queued_page(address, asked)
+                due_ms.update((stored.offset_message_id, due) for stored, due in waiting)
+                return [stored for stored, _ in waiting]
+
+            found = await newest(page, header, lambda _stored: True, max_count)
+            return [(stored, due_ms[stored.offset_message_id]) for stored in found.messages]
 
         found = [
             QueuedMessage(topic, due_ms or None, ReceivedMessage.from_stored(stored, broker))

@@ -140,7 +140,7 @@ def query(
             problems=problems,
         )
         queued = await admin.queued(
-            topic, key, max_count=count, begin_ms=begin_ms, end_ms=end_ms, problems=problems
+            topic, key, max_count=count + 1, begin_ms=begin_ms, end_ms=end_ms, problems=problems
         )
         return found, queued
 
@@ -152,6 +152,12 @@ def query(
             lambda message: message.queue.broker_name,
             f"only the newest {count} messages are listed; older ones with a larger --max, or an "
             "earlier --until",
+        )
+        queued = newest_of_each(
+            queued,
+            count,
+            lambda each: each.message.queue.broker_name,
+            f"only the newest {count} messages that wait are listed; others with a larger --max",
         )
     row_of = message_record if as_json else _short
     # Most topics have nothing that waits, and need no column for it.
