@@ -57,11 +57,15 @@ def test_timers_are_listed_in_the_order_of_their_times(mq: Embedded, topic: str)
     send_timers(mq, other, elsewhere=60)
     of_topic = ("--topic", topic)
     assert timers(*of_topic) == ["soon", "middle", "late"]
+    assert timers(*of_topic, "--max", "10000") == ["soon", "middle", "late"]
     assert timers(*of_topic, "--max", "1") == ["soon"]
     assert timers(*of_topic, "--until", "2h") == ["soon", "middle", "late"]
     assert timers(*of_topic, "--until", "90m") == ["soon", "middle"]
     assert timers(*of_topic, "--until", "2026-01-01") == []
     assert set(timers()) >= {"soon", "elsewhere"}
+    for limits, is_cut in ((("--max", "1"), True), (("--max", "2", "--until", "90m"), False)):
+        cut = succeed("timer", "list", *of_topic, *limits, "--json").stderr
+        assert ("only the next 1 timers are listed" in cut) == bool(cut) == is_cut
     outcome = succeed("timer", "list", *of_topic)
     assert [row[0] for row in outcome.rows()] == [topic] * 3
     assert outcome.rows()[0][4] == "k-soon"
@@ -131,6 +135,10 @@ def test_open_transactions_are_listed(mq: Embedded, topic: str) -> None:
             assert [row[:3] for row in outcome.rows()] == [["clerks", topic, "open"]]
             assert outcome.stderr == "1 open transaction\n"
             assert states("others") == {}
+            transaction.send(Message(topic, b"order 9", key="9"))
+            wait_until(lambda: states("clerks") == {"order 8": "open", "order 9": "open"})
+            cut = succeed("transaction", "list", "--max", "1", "--json")
+            assert "only the oldest 1 open transactions are listed" in cut.stderr
         assert states("clerks") == {}
     succeed("broker", "config", "set", "transactionCheckMax=1")
     assert succeed("transaction", "list").stderr == "all transactions are decided\n"

@@ -20,6 +20,7 @@ from headrace.admin.output import (
 )
 from headrace.admin.points import parse_later
 from headrace.admin.running import run_admin
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
@@ -56,11 +57,15 @@ def list_timers(
     until_ms = parse_later(until) if until else None
     with warned() as problems:
         timers, total = run_admin(
+            # One more tells whether there are more.
             lambda admin: admin.timers(
-                topic, until_ms=until_ms, max_count=count, problems=problems
+                topic, until_ms=until_ms, max_count=count + 1, problems=problems
             ),
             nameserver,
         )
+        if len(timers) > count:
+            warn(f"only the next {count} timers are listed; later ones with a larger --max")
+            del timers[count:]
         rows = with_problems([_row(timer, as_json=as_json) for timer in timers], problems)
     print_rows(rows, as_json=as_json, empty="no timers wait")
     if timers and not as_json:

@@ -22,6 +22,7 @@ from headrace.admin.output import (
 )
 from headrace.admin.running import run_admin
 from headrace.errors import RouteNotFound
+from headrace_daemon.command import warn
 
 if TYPE_CHECKING:
     from headrace.admin.client import Admin
@@ -56,6 +57,11 @@ def list_transactions(
 
     async def run(admin: Admin) -> tuple[list[OpenTransaction], int]:
         found, total = await admin.transactions(group, max_count=count, problems=problems)
+        if total > len(found) == count:
+            warn(
+                f"only the oldest {len(found)} open transactions are listed; younger ones with a "
+                "larger --max"
+            )
         # One more tells whether there are more.
         discarded = await admin.discarded_transactions(
             group, max_count=count + 1, problems=problems
