@@ -111,6 +111,7 @@ class MalformedAnswer(HeadraceError):
         self.code = code
 
 
+_COMMAND = re.compile(r"`headrace\b")
 _REMEDIES: Mapping[int, str] = {
     ResponseCode.TOPIC_NOT_EXIST: "create it with `headrace topic create NAME`",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
@@ -145,7 +146,7 @@ class BrokerError(HeadraceError):
         """A way out; none if the remark names a command, or NO_PERMISSION is not about a perm."""
         text = remark or ""
         is_other = code == ResponseCode.NO_PERMISSION and text and "is forbidden" not in text
-        return None if is_other or "`headrace " in text else _REMEDIES.get(code)
+        return None if is_other or _COMMAND.search(text) else _REMEDIES.get(code)
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
