@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace_nameserver import kv_config
+from headrace_daemon import saved_table
 from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.command import Command
 from headrace_protocol.drivers.files import replace_file
@@ -58,7 +58,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         written.append(data)
         replace_file(path, data)
 
-    monkeypatch.setattr(kv_config, "replace_file", count)
+    monkeypatch.setattr(saved_table, "replace_file", count)
     return written
 
 
@@ -107,8 +107,8 @@ def test_the_changes_of_a_client_are_made_in_order(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_fails_all_that_it_was_for(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
     server = NameServerUnderTest(kv_config_path=tmp_path / "file" / "kv.json")
+    (tmp_path / "file").write_bytes(b"")
     threads = Threads(server)
     answers = ask_together(server, threads, *"ab")
     assert [reply[0].code for ((reply),) in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
