@@ -48,7 +48,7 @@ BOUNDED = {
     "files on the disk": "IndexFiles._full IndexFiles.files MappedFileQueue.files "
     "PageCache._valid_until",
     "10,000 entries": "QueueDirectory._cache",
-    "their bytes": "PullProcessor._targets",
+    "their bytes": "PullProcessor._targets PopTargets._targets",
     "a quarter of a second, then it is emptied": "ConsumerManager._notice_counts",
     "a step of the loop, then it is emptied": "Watchdog._parts",
     # On a machine that is so busy that many answers take over a second.
