@@ -24,6 +24,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
+
+# Imported before anything is replaced: it takes token_hex for good. A run imports it at a log-in.
+import scramp  # noqa: F401
 from trio._core import _run
 
 from headrace_broker.store.queues.consume_queue import ConsumeQueue
