@@ -35,6 +35,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
+NO_ANSWER = Answer(-1, "", {}, b"")
+
+
 def answer(address: str, code: int, fields: Mapping[str, str], body: bytes = b"") -> Answer:
     """The answer to one request, on a connection of its own."""
     host, _, port = address.rpartition(":")
@@ -62,10 +65,11 @@ def register(nameserver: str, broker: str, timeout_s: float, signer: Signer | No
     route = _frame(GET_ROUTEINFO_BY_TOPIC, {"topic": TEMPLATE_TOPIC}, b"", signer)
     permission = _frame(UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6", signer)
     deadline = time.monotonic() + timeout_s
-    while not _is_accepted(nameserver, route):
+    # Others may have registered before.
+    while broker.encode() not in _answer_to(nameserver, route).body:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{broker} did not register with {nameserver} in {timeout_s} s")
-        _is_accepted(broker, permission)
+        _answer_to(broker, permission)
         time.sleep(REGISTRATION_PAUSE_S)
 
 
@@ -105,20 +109,21 @@ def create_user(broker: str, user: Signer, rules: dict[str, list[str]], by: Sign
 
 def _retry(address: str, frame: bytes, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    while not _is_accepted(address, frame):
+    while _answer_to(address, frame).code != SUCCESS:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{address} did not answer with success within {timeout_s} s")
         time.sleep(PAUSE_S)
 
 
-def _is_accepted(address: str, frame: bytes) -> bool:
+def _answer_to(address: str, frame: bytes) -> Answer:
+    """The answer, or NO_ANSWER."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), ATTEMPT_TIMEOUT_S) as connection:
             connection.sendall(frame)
-            return _read(connection).code == SUCCESS
+            return _read(connection)
     except OSError:
-        return False
+        return NO_ANSWER
 
 
 def _read(connection: socket.socket) -> Answer:
