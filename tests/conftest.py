@@ -90,9 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without looking for garbage, of which there is none: it takes a third of the time.
+    """Collect with the garbage collector off, which finds nothing and takes a third of the time.
 
-    No later look has to pass over half a million objects of the tests.
+    Later collections skip the half a million objects of the tests.
     """
     gc.disable()
     try:
@@ -107,7 +107,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByDurat
 
 
 def pytest_handlecrashitem(crashitem: str, sched: ByDuration) -> None:
-    """Name a test that ended its worker at once: the run may be cut off before its summary."""
+    """Print at once which test ended its worker: the run may be cut off before its summary."""
     reporter = sched.config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None
     reporter.write_line(f"\n{crashitem} ended its worker")

@@ -98,7 +98,7 @@ async def test_requests_wait_side_by_side_for_their_own_replies(mq: Embedded) ->
 
 
 async def abandoned(producer: Producer, consumer: Consumer) -> ReceivedMessage:
-    """A message whose sender has stopped to wait for a reply, after it arrived."""
+    """A message that has arrived, and whose sender no longer waits for a reply."""
     async with trio.open_nursery() as tasks:
         tasks.start_soon(partial(producer.request, Message("T", b"abc"), timeout=600))
         message = await anext(aiter(consumer))

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# A build takes a minute or two. One that waits for a registry that does not answer takes for ever,
-# and the next one goes on with what it has brought.
+# A build takes a minute or two, but never ends while its registry does not answer. The second try
+# continues with what the first one has downloaded.
 LIMIT_S = 600
 TRIES = 2
 
