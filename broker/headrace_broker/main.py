@@ -86,7 +86,7 @@ def _check_tier(config: BrokerConfig) -> None:
             tier.folder.mkdir(parents=True, exist_ok=True)  # as the first start
         problem = probe(open_driver(tier))
     except (StoreError, OSError) as error:
-        problem = str(reason_of(error))
+        problem = reason_of(error)
     if problem:
         where = f"{config.tiered_backend_service_provider} {tier.folder or ''}".strip()
         raise ConfigError([f"tiered storage ({where}): {problem}"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import ConfigurationError
 from headrace_protocol.drivers.files import NotPrivate, read_private
+from headrace_protocol.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,10 +100,8 @@ def _read(path: str, what: str = "password") -> str:
     """The secret in a file, without the end of its line. Raises ConfigurationError."""
     try:
         text = read_private(Path(path)).decode()
-    except OSError as error:
-        raise ConfigurationError(f"{what} file {path}: {error.strerror}") from None
-    except (NotPrivate, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{what} file {path}: {error}") from None
+    except (OSError, NotPrivate, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{what} file {path}: {reason_of(error)}") from None
     secret = text.rstrip("\r\n")
     if not secret:
         raise ConfigurationError(f"{what} file {path}: is empty")

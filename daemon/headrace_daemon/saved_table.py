@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace_protocol.codes import ResponseCode
 from headrace_protocol.drivers.files import file_stamp, replace_file
-from headrace_protocol.errors import Lane, RequestError
+from headrace_protocol.errors import Lane, RequestError, reason_of
 from headrace_protocol.waiting import fetch
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class SavedTable(Generic[Key, Value]):
         try:
             self._replace(self.path, entries)
         except OSError as error:
-            reason = error.strerror or error
             return RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"the change is not in force, since {self.path} can't be written: {reason}",
+                f"the change is not in force, since {self.path} can't be written: "
+                f"{reason_of(error)}",
             )
         except Exception as error:  # noqa: BLE001 - raised where the request is served
             return error

@@ -20,9 +20,9 @@ class PortableError(Exception):
         return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
-def reason_of(error: object) -> object:
-    """The words of an OSError, for a message that names its file; any other error as it is."""
-    return getattr(error, "strerror", None) or error
+def reason_of(error: object) -> str:
+    """The words of an OSError, for a message that names its file; the text of any other error."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 class ProtocolError(PortableError):

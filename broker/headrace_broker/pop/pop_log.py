@@ -26,7 +26,7 @@ from headrace_broker.pop.pop_queue import PopQueue
 from headrace_broker.store.errors import StoreFormatError
 from headrace_broker.store.files.filesystem import read_file
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import RequestError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -144,7 +144,7 @@ class PopLog:
         try:
             self._prepare()
         except OSError as error:
-            return _reason(error)
+            return reason_of(error)
         return ""
 
     @property
@@ -189,7 +189,7 @@ class PopLog:
             elif self._is_far_behind:
                 self._write([])
         except OSError as error:
-            self.problem = _reason(error)
+            self.problem = reason_of(error)
             raise
         self.problem = ""
 
@@ -351,10 +351,6 @@ class PopLog:
                 self._files.close(segment.descriptor)
         self._segments.clear()
         self._spare = None
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _event_of(entry: Entry) -> Event:

@@ -14,6 +14,7 @@ from headrace_broker.pop.revive_topic import saved_behind
 from headrace_broker.store.errors import StoreNotWritable
 from headrace_broker.store.life import State
 from headrace_protocol.codes import ResponseCode
+from headrace_protocol.errors import reason_of
 from headrace_protocol.outages import Outages
 from headrace_protocol.serving import Reply
 
@@ -196,7 +197,7 @@ class PopProgress:
             self.log.note_flushed(written)
             failed = None
         except OSError as error:
-            self._store.flusher.stop_writing(f"a flush of pops failed: {error.strerror or error}")
+            self._store.flusher.stop_writing(f"a flush of pops failed: {reason_of(error)}")
             raise
         finally:
             with answering():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from headrace_broker.staging.known import KnownQueries
 from headrace_broker.staging.query import Attempt, Phase, Query
 from headrace_protocol.codes import ResponseCode
-from headrace_protocol.errors import Lane, RequestError
+from headrace_protocol.errors import Lane, RequestError, reason_of
 from headrace_protocol.waiting import fetch
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Queries(dict[str, Query]):
         """The answer where files can't be written or read."""
         return RequestError(
             ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"staged writes can't be kept: {error.strerror or error} "
+            f"staged writes can't be kept: {reason_of(error)} "
             f"({error.filename or self.root}); free space or repair the disk, then write again",
         )
 

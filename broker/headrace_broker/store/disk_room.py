@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from headrace_broker.store.files.filesystem import NO_ROOM, RESERVE_BYTES_MAX
+from headrace_protocol.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class DiskRoom:
 
     def reason(self, error: OSError) -> str:
         """Name what is used up: the kernel says the same of bytes and of inodes."""
-        reason = error.strerror or str(error)
+        reason = reason_of(error)
         if error.errno == errno.EDQUOT:
             return f"the quota of the disk is used up ({reason}): raise it, or make room"
         with suppress(OSError):

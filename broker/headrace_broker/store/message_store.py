@@ -15,6 +15,7 @@ from headrace_broker.store.opening import Opening
 from headrace_broker.store.parts import StoreParts
 from headrace_broker.store.statistics import StoreStatistics
 from headrace_broker.store.upkeep import StartSoon, Upkeep
+from headrace_protocol.errors import reason_of
 from headrace_protocol.waiting import at_once, take_break
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ class MessageStore(StoreParts):
             yield
         except OSError as error:
             self.abandon()
-            reason = error.strerror or str(error)
-            raise StoreError(f"store {self.root} cannot be opened: {reason}") from error
+            raise StoreError(f"store {self.root} cannot be opened: {reason_of(error)}") from error
         except BaseException:
             self.abandon()
             raise

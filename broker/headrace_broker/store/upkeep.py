@@ -13,6 +13,7 @@ from headrace_broker.store.files.file_seal import FileSeal
 from headrace_broker.store.files.warmup import newest_files, warm
 from headrace_broker.store.index.indexer import BLOCK_ROWS_MAX
 from headrace_broker.store.life import State
+from headrace_protocol.errors import reason_of
 
 if TYPE_CHECKING:
     from headrace_broker.store.files.mapped_file import MappedFile
@@ -153,4 +154,4 @@ class Upkeep:
                 await trio.sleep(LOCK_CHECK_S)
                 store.lock.check()
         except OSError as error:
-            store.flusher.stop_writing(error.strerror or str(error))
+            store.flusher.stop_writing(reason_of(error))

@@ -19,7 +19,7 @@ from headrace_protocol.codes import RequestCode, ResponseCode
 from headrace_protocol.connection import Connection, ResponseReceived
 from headrace_protocol.departed import ClusterInfoHeader
 from headrace_protocol.drivers.address import split_address
-from headrace_protocol.errors import RemoteProtocolError
+from headrace_protocol.errors import RemoteProtocolError, reason_of
 from headrace_protocol.frame import TLS, foreign_protocol
 from headrace_protocol.tls.contexts import client_context
 from headrace_protocol.tls.reasons import is_of_another, why
@@ -167,7 +167,7 @@ def _connect_problem(error: OSError, timeouts: Timeouts) -> str:
         )
     if isinstance(error, trio.socket.gaierror):
         return f"the name does not resolve ({error.strerror}): fix the name, or this machine's DNS"
-    return f"{error.strerror or error}: that machine is not reachable from here"
+    return f"{reason_of(error)}: that machine is not reachable from here"
 
 
 async def _answer_or_protocol(

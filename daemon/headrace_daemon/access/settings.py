@@ -14,7 +14,7 @@ import msgspec
 
 from headrace_daemon.access.errors import AccessError
 from headrace_protocol.drivers.files import NotPrivate, read_private
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import RequestError, reason_of
 from headrace_protocol.rights.access import AccessSettings
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _read(place: str, file: str) -> bytes:
     except NotPrivate as error:
         raise AccessError(f"{place}: {error}") from None
     except OSError as error:
-        raise AccessError(f"{place}: {error.strerror}") from None
+        raise AccessError(f"{place}: {reason_of(error)}") from None
 
 
 def _credentials(place: str, text: str, row: _SecretSetting) -> Credentials:

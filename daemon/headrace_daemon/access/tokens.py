@@ -30,6 +30,8 @@ except ImportError as error:
         "authJwksFile: tokens need PyJWT and cryptography: pip install 'pyjwt[crypto]'"
     ) from error
 
+from headrace_protocol.errors import reason_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -198,7 +200,7 @@ def _read(path: Path) -> dict[str | None, _Key]:
             data = file.read(_FILE_BYTES_MAX + 1)
         found = json.loads(data)["keys"] if len(data) <= _FILE_BYTES_MAX else None
     except OSError as error:
-        raise AccessError(f"authJwksFile={path}: {error.strerror}") from None
+        raise AccessError(f"authJwksFile={path}: {reason_of(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):

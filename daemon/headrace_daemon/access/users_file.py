@@ -16,6 +16,7 @@ import msgspec
 from headrace_daemon.access.cipher import WrongKey
 from headrace_daemon.access.errors import AccessError
 from headrace_protocol.drivers.files import NotPrivate, read_private, replace_file
+from headrace_protocol.errors import reason_of
 from headrace_protocol.rights.rules import Action, BadRule, Entry, Resource, Rules
 from headrace_protocol.rights.users import NO_RULES, User, UserKind, UserStatus, Verifier
 
@@ -108,7 +109,7 @@ class UsersFile:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise AccessError(f"{self.path}: cannot read the users: {error.strerror}") from None
+            raise AccessError(f"{self.path}: cannot read the users: {reason_of(error)}") from None
         if owner != self._owner:
             raise AccessError(
                 f"{self.path}: has the users of {owner}, and this is {self._owner}: give the "

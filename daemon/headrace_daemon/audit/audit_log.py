@@ -25,7 +25,7 @@ from headrace_daemon.command import clean
 from headrace_daemon.line_queue import LineQueue
 from headrace_protocol import __version__
 from headrace_protocol.codes import RequestCode, ResponseCode, code_name
-from headrace_protocol.errors import RequestError
+from headrace_protocol.errors import RequestError, reason_of
 from headrace_protocol.outages import Outages
 from headrace_protocol.rights.signature import ACCESS_KEY
 from headrace_protocol.rights.wanted import is_administrative, wanted
@@ -245,7 +245,7 @@ class AuditLog:
             try:
                 self._file.append(events)
             except OSError as error:
-                self._failure = error.strerror or str(error)
+                self._failure = reason_of(error)
                 self._outages.failed(self._name, self._failure)
                 if self._queue.is_closed.wait(_RETRY_S):
                     return len(events)

@@ -6,6 +6,8 @@ import errno
 import socket
 from typing import TYPE_CHECKING, Final
 
+from headrace_protocol.errors import reason_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -39,7 +41,7 @@ def listening_problem(host: str, ports: Mapping[str, int]) -> str | None:
                 bind(host, port).close()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                return f"{name}: {error.strerror}"
+                return f"{name}: {reason_of(error)}"
     return None
 
 
@@ -69,4 +71,4 @@ def _listen_failed(host: str, port: int, error: OSError) -> str:
         errno.EACCES: "only root may use ports below 1024: choose a higher one",
         errno.EADDRNOTAVAIL: "no interface of this machine has that address",
     }.get(error.errno or 0, "choose another address or port")
-    return f"can't listen on {host}:{port}: {error.strerror}; {remedy}"
+    return f"can't listen on {host}:{port}: {reason_of(error)}; {remedy}"

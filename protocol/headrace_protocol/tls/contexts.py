@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace_protocol.errors import reason_of
 from headrace_protocol.tls.settings import ClientAuth, TlsError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _load_certificate(
     except ssl.SSLError as error:
         raise TlsError(f"{cert_file} and {key_file}: {_reason(error, key_file)}") from error
     except OSError as error:
-        raise TlsError(f"{cert_file} or {key_file}: {error.strerror or error}") from error
+        raise TlsError(f"{cert_file} or {key_file}: {reason_of(error)}") from error
 
 
 def _load_authorities(context: ssl.SSLContext, path: str) -> None:
@@ -70,7 +71,7 @@ def _load_authorities(context: ssl.SSLContext, path: str) -> None:
     except ssl.SSLError as error:
         raise TlsError(f"{path}: no certificates of authorities in PEM: {error}") from error
     except OSError as error:
-        raise TlsError(f"{path}: {error.strerror or error}") from error
+        raise TlsError(f"{path}: {reason_of(error)}") from error
 
 
 def _reason(error: ssl.SSLError, key_file: str) -> str:

@@ -18,6 +18,7 @@ from headrace_broker.store.integrity.checkpoint import Checkpoint
 from headrace_broker.store.life import State
 from headrace_broker.store.log.takers import taken_offset
 from headrace_broker.store.write.confirmation import wait_for
+from headrace_protocol.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -176,7 +177,7 @@ class Flusher:
         return True
 
     def _fail(self, error: OSError) -> None:
-        self.stop_writing(f"a flush failed, so messages may be lost: {error.strerror or error}")
+        self.stop_writing(f"a flush failed, so messages may be lost: {reason_of(error)}")
 
     def stop_writing(self, reason: str) -> None:
         """Refuse messages until the next start, and fail those that wait for a flush."""
