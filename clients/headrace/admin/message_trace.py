@@ -101,7 +101,7 @@ class TraceAdmin(QueryAdmin):
                 error = UnreadTraces(message_id, reason)
                 if problems is None:
                     raise error
-                problems.append(BrokerProblem(broker, masters[broker], error))
+                problems.append(BrokerProblem(broker, masters.get(broker, ""), error))
         events = list(_events(reported))
         for name in [topic] if topic else _topics(reported):
             events += await self._at_brokers(message_id, name, problems)
